@@ -107,18 +107,18 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         "wait for it, or choose another folder",
         wait=PART_WAIT if how.part else 0,
     )
-    with contextlib.ExitStack() as held:
-        held.enter_context(new_folder(out))
-        held.enter_context(lock)
+    with contextlib.ExitStack() as resources:
+        resources.enter_context(new_folder(out))
+        resources.enter_context(lock)
         if how.fresh:
             clear(out)
         if how.part is None:
-            held.enter_context(given_up(out))
+            resources.enter_context(given_up(out))
         place_plan(out, prepared, how)
         if how.part is not None:
             # Parts on other machines make shards at the same time; only planning and finishing
             # need the lock.
-            held.close()
+            resources.close()
         return carry_out(out, prepared, how)
 
 
@@ -220,8 +220,8 @@ def missing(
         print(f"{what} damaged, made again with the shard: {damaged[0]}", file=sys.stderr)
     tasks = missing_tasks(planned, receipts)
     if how.part is not None:
-        mine, of = how.part
-        tasks = [task for task in tasks if int(task.shard, 16) % of == mine - 1]
+        number, of = how.part
+        tasks = [task for task in tasks if int(task.shard, 16) % of == number - 1]
     if parts is not None:
         parts.send(receipts)
         receipts += parts.receipts({task.shard for task in tasks})
@@ -290,9 +290,9 @@ def grace_of(limit: float | None) -> float:
     return GRACE_OF_SIGNAL if limit is None else max(LEAST_GRACE, GRACE * limit)
 
 
-def read_of(task: ShardJob, made: Sequence[Receipt]) -> int:
+def read_of(task: ShardJob, receipts: Sequence[Receipt]) -> int:
     """Return about how many input bytes of a task its receipts cover."""
-    last = made[-1]
+    last = receipts[-1]
     if last.cut is UNSET:
         return task.size
     ended = last.items[-1]

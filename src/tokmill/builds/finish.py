@@ -237,9 +237,9 @@ def finish(
     if missing_tasks(prepared.planned, receipts):
         return Store(out)
     ordered = in_order(prepared.planned, receipts)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         if how.part is not None:
-            held.enter_context(locked(out / LOCK, TAKEN, "wait for it", wait=PART_WAIT))
+            locks.enter_context(locked(out / LOCK, TAKEN, "wait for it", wait=PART_WAIT))
         sweep(out)
         restore_probe(out, plan, planned_work(out, plan).source)
         manifest = make_manifest(plan, ordered, complete=True, probe=probe_digest(out))

@@ -171,8 +171,8 @@ def _vocabulary_files(out: Path) -> set[str]:
     for name, kind in layout.DESCRIPTIONS.items():
         with contextlib.suppress(TokmillError):
             description: Any = layout.read_sealed(out / name, kind)
-            beside = TOKENIZER_FILES if "token" in description.vocabularies else ()
-            return {*(one.file for one in description.vocabularies.values()), *beside, PROBE}
+            tokenizer = TOKENIZER_FILES if "token" in description.vocabularies else ()
+            return {*(one.file for one in description.vocabularies.values()), *tokenizer, PROBE}
     return {*TOKENIZER_FILES, PROBE}
 
 
@@ -360,7 +360,7 @@ def read_stamps(store: Path) -> dict[str, Stamp]:
 
 def write_stamps(store: Path, stamps: Mapping[str, Stamp]) -> None:
     if read_stamps(store) != stamps:
-        lines = [_Line(path_to_text(path), found) for path, found in stamps.items()]
+        lines = [_Line(path_to_text(path), stamp) for path, stamp in stamps.items()]
         # Only a hint: if it cannot be written, the build goes on without.
         with contextlib.suppress(MachineError):
             make_folder((store / STAMPS).parent)

@@ -57,15 +57,15 @@ class Parts:
             return receipt
 
         sizes = {name: one.size for name, one in there.items()}
-        found = at_once(fetch, names)
-        return [one for one in found if sizes.get(f"shards/{one.name}{SUFFIX}") == one.bytes]
+        each = at_once(fetch, names)
+        return [one for one in each if sizes.get(f"shards/{one.name}{SUFFIX}") == one.bytes]
 
-    def all(self, mine: list[Receipt]) -> list[Receipt]:
+    def all(self, made_here: list[Receipt]) -> list[Receipt]:
         """Return the receipts of all shards if they are there, else those of this folder."""
         self._to.there.update(below(self.address))
         if not all(f"shards/{shard}.json" in self._to.there for shard in self.shards):
-            return mine
-        return mine + self.receipts(self.shards - {receipt.shard for receipt in mine})
+            return made_here
+        return made_here + self.receipts(self.shards - {receipt.shard for receipt in made_here})
 
     def finish(self, manifest: Manifest) -> None:
         self._send_small()

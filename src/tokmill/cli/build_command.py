@@ -264,9 +264,9 @@ def _recipe(
         pairs = [role.partition("=") for role in roles]
         over["roles"] = {key: token for key, _, token in pairs}
     keys = recipe.overrides(values)
-    known = set(BuildRecipe.__struct_fields__)
+    names = set(BuildRecipe.__struct_fields__)
     # `--set fields=…` is short for `--set options.fields=…`, an option of the source.
-    for key in [key for key in keys if key not in known]:
+    for key in [key for key in keys if key not in names]:
         keys.setdefault("options", {})[key] = keys.pop(key)
     merged = recipe.merge(recipe.merge(stated, over), keys)
     return recipe.convert(BuildRecipe, merged, where)

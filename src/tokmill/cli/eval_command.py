@@ -155,19 +155,19 @@ def predict(
     from tokmill.inference import predict as module
     from tokmill.report.comparison.comparison_table import csv_text
 
-    found = module.predict(run, input, at=at, device=device, quiet=quiet)
-    rows = list(found.rows())
-    heads = [*found.keys, "label", *(f"p({name})" for name in found.names)]
+    predictions = module.predict(run, input, at=at, device=device, quiet=quiet)
+    rows = list(predictions.rows())
+    heads = [*predictions.keys, "label", *(f"p({name})" for name in predictions.names)]
     cells = [[*row.values()][:-1] + [*row["probabilities"].values()] for row in rows]
     if out is not None:
         write_file(out, csv_text([heads, *cells]))
         say(f"{out}: written")
     if as_json:
-        about = {"run": str(run), "step": found.step, "classes": found.names}
-        print_json({**about, "records": rows, "notes": found.notes})
+        about = {"run": str(run), "step": predictions.step, "classes": predictions.names}
+        print_json({**about, "records": rows, "notes": predictions.notes})
     elif out is None:
         print_table(heads, cells)
-    for note in found.notes:
+    for note in predictions.notes:
         say(f"note: {note}")
 
 

@@ -286,26 +286,26 @@ def print_records(records: list[dict[str, Any]]) -> None:
                 print(fact_in_words(name, value))
 
 
-def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None:
+def print_statistics(stats: Statistics, tokens: Mapping[str, list[str]]) -> None:
     """Print the statistics of a store; `tokens`: column → its tokens by id, if they are known."""
-    lengths = found.lengths
-    left_out = {**found.skipped, **{f"{k} (rejected)": n for k, n in found.rejected.items()}}
+    lengths = stats.lengths
+    left_out = {**stats.skipped, **{f"{k} (rejected)": n for k, n in stats.rejected.items()}}
     rows = [
-        ["records", f"{found.records:,}"],
-        ["tokens", f"{found.tokens:,}"],
-        ["shards read", f"{found.shards:,}"],
+        ["records", f"{stats.records:,}"],
+        ["tokens", f"{stats.tokens:,}"],
+        ["shards read", f"{stats.shards:,}"],
         ["shortest, longest", f"{lengths.min:,}, {human_count(lengths.max, 'token')}"],
         ["mean, median", f"{lengths.mean:,.1f}, {lengths.median:,.1f} tokens"],
         ["90%, 99% up to", f"{lengths.p90:,}, {lengths.p99:,} tokens"],
-        [f"rows of {found.width:,}", f"{found.rows:,}, {human_share(found.padding, 2)} padding"],
-        [f"longer than {found.width:,}", f"{human_share(found.longer, 2)} of the records"],
-        ["empty", human_count(found.empty, "record")],
+        [f"rows of {stats.width:,}", f"{stats.rows:,}, {human_share(stats.padding, 2)} padding"],
+        [f"longer than {stats.width:,}", f"{human_share(stats.longer, 2)} of the records"],
+        ["empty", human_count(stats.empty, "record")],
     ]
-    if found.bytes_per_token is not None:
-        rows.append(["bytes a token", f"{found.bytes_per_token:.3f}"])
+    if stats.bytes_per_token is not None:
+        rows.append(["bytes a token", f"{stats.bytes_per_token:.3f}"])
     rows.append(["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"])
     print_table(["figure", ""], rows)
-    for name, use in found.columns.items():
+    for name, use in stats.columns.items():
         share = "" if use.used is None else f" ({human_share(use.used, 2)})"
         of = "" if use.vocabulary is None else f" of {use.vocabulary:,}{share}"
         print(f"\n{name}: {human_count(use.unique, 'id')}{of}")
@@ -315,12 +315,12 @@ def print_statistics(found: Statistics, tokens: Mapping[str, list[str]]) -> None
             print(f"eot: {human_count(use.eot, 'token')}")
         first = use.frequent[:10]
         columns: dict[str, list[Any]] = {"id": [number for number, _, _ in first]}
-        if known := tokens.get(name):
-            columns["token"] = [known[i] if i < len(known) else "" for i in columns["id"]]
+        if names := tokens.get(name):
+            columns["token"] = [names[i] if i < len(names) else "" for i in columns["id"]]
         columns["tokens"] = [count for _, count, _ in first]
         columns["share"] = [human_share(share, 2) for _, _, share in first]
         print_table(list(columns), [list(row) for row in zip(*columns.values(), strict=True)])
-    for name in found.not_counted:
+    for name in stats.not_counted:
         print(f"\n{name}: its ids are too large to be counted")
 
 

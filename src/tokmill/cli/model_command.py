@@ -79,16 +79,16 @@ def export(
     from tokmill.training.recipe.read_recipe import read_recipe
     from tokmill.training.runs import exchange
 
-    made = exchange.export(run, out, at=at, license=license)
-    whole = made.is_dir()
+    written = exchange.export(run, out, at=at, license=license)
+    whole = written.is_dir()
     if as_json:
-        files = {"files": sorted(path.name for path in made.iterdir())} if whole else {}
-        print_json({"folder" if whole else "file": str(made), **files})
+        files = {"files": sorted(path.name for path in written.iterdir())} if whole else {}
+        print_json({"folder" if whole else "file": str(written), **files})
     elif whole:
         reader = exchange.READERS[read_recipe(run)["task"]["kind"]]
-        say(f"{made}: {reader}.from_pretrained({str(made)!r}) reads it")
+        say(f"{written}: {reader}.from_pretrained({str(written)!r}) reads it")
     else:
-        say(f"{made}: the weights of {run}")
+        say(f"{written}: the weights of {run}")
 
 
 app = group_of("model", "Read and write public checkpoints.", {"import": import_, "export": export})

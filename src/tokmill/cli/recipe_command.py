@@ -126,9 +126,9 @@ def training_keys(only: list[str]) -> list[dict[str, Any]]:
     """
     from tokmill.training.recipe import config as module
 
-    known = [kind for table in module.KINDS.values() for kind in table]
-    if wrong := [kind for kind in only if kind not in known]:
-        raise UsageError(f"no kind is called {wrong[0]!r}", hint=nearest(wrong[0], known))
+    named = [kind for table in module.KINDS.values() for kind in table]
+    if wrong := [kind for kind in only if kind not in named]:
+        raise UsageError(f"no kind is called {wrong[0]!r}", hint=nearest(wrong[0], named))
     keys = []
     for section, struct in typing.get_type_hints(module.config_type()).items():
         kinds = module.KINDS.get(section, {})

@@ -71,9 +71,9 @@ def validate(
         for problem in problems:
             print(f"{problem.where}: {problem.what}")
         state = "complete" if report.complete else "partial"
-        found = "ok" if report.ok else human_count(len(problems), "problem")
+        verdict = "ok" if report.ok else human_count(len(problems), "problem")
         print(
-            f"{opened.place}: {found}, {state}, "
+            f"{opened.place}: {verdict}, {state}, "
             f"{human_count(report.records, 'record')}, {human_count(report.tokens, 'token')}, "
             f"{human_count(report.shards, 'shard')}, "
             f"{human_count(report.empty_records, 'empty record')}"
@@ -87,22 +87,22 @@ def validate(
     return 0 if report.ok else 1
 
 
-def _report_files(found: Checked, hint: str, json: bool) -> int:
+def _report_files(checked: Checked, hint: str, json: bool) -> int:
     """Print the result of a check of token files; return the exit code."""
     if json:
-        print_json({**msgspec.to_builtins(found), "ok": found.ok})
+        print_json({**msgspec.to_builtins(checked), "ok": checked.ok})
     else:
-        for problem in found.problems:
+        for problem in checked.problems:
             print(f"{problem.where}: {problem.what}")
-        state = "ok" if found.ok else human_count(len(found.problems), "problem")
-        kinds = ", ".join(dict.fromkeys(found.exports)) or "unknown"
+        state = "ok" if checked.ok else human_count(len(checked.problems), "problem")
+        kinds = ", ".join(dict.fromkeys(checked.exports)) or "unknown"
         print(
-            f"{found.path}: {state}, export ({kinds}), {human_count(found.files, 'file')}, "
-            f"{human_bytes(found.bytes)}"
+            f"{checked.path}: {state}, export ({kinds}), {human_count(checked.files, 'file')}, "
+            f"{human_bytes(checked.bytes)}"
         )
-    if not found.ok:
+    if not checked.ok:
         say(f"hint: {hint}")
-    return 0 if found.ok else 1
+    return 0 if checked.ok else 1
 
 
 def rejects(
@@ -119,14 +119,14 @@ def rejects(
 
     opened = Store(store)
     if skipped:
-        found = list(islice(each_left_out(opened), most))
+        first = list(islice(each_left_out(opened), most))
     else:
-        found = left_out(opened, most=most)
+        first = left_out(opened, most=most)
     if json:
         manifest = opened.manifest
-        print_json({"rejected": manifest.rejected, "skipped": manifest.skipped, "first": found})
+        print_json({"rejected": manifest.rejected, "skipped": manifest.skipped, "first": first})
         return
-    for one in found:
+    for one in first:
         line = f"line {one.line:,}, " if one.line else ""
         kind = "rejected" if one.rejected else "skipped"
         place = f"{line}{place_in_words(one.byte, opened.manifest.unit)}"
@@ -135,12 +135,12 @@ def rejects(
         print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}")
     total = sum(opened.manifest.rejected.values())
     total += sum(opened.manifest.skipped.values()) if skipped else 0
-    print(f"{store}: {total:,} left out, {len(found):,} listed")
+    print(f"{store}: {total:,} left out, {len(first):,} listed")
     if not skipped and (by_rule := sum(opened.manifest.skipped.values())):
         say(f"{by_rule:,} more were skipped by rule: --skipped lists them")
     # Builds of tables have no --explain.
-    if found and found[0].line and not found[0].path.endswith(".tsv"):
-        say(f"hint: --explain {found[0].path}:{found[0].line} with the build shows every stage")
+    if first and first[0].line and not first[0].path.endswith(".tsv"):
+        say(f"hint: --explain {first[0].path}:{first[0].line} with the build shows every stage")
 
 
 def push(

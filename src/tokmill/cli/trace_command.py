@@ -90,8 +90,8 @@ def trace(
         print_json(facts) if as_json else _print_step(facts, shows)
     elif spike:
         jumps = read_run(run).jumps
-        found = list(traced.of_jumps(steps, jumps, DOCUMENTS if head is None else head))
-        print_json({"run": str(run), "jumps": found}) if as_json else _print_jumps(found, steps)
+        rows = list(traced.of_jumps(steps, jumps, DOCUMENTS if head is None else head))
+        print_json({"run": str(run), "jumps": rows}) if as_json else _print_jumps(rows, steps)
     else:
         _holding(steps, traced.wanted(steps, record, where or [], store), last, head, as_json)
 
@@ -150,18 +150,18 @@ def _print_step(facts: Mapping[str, Any], shows: Any) -> None:
         say(f"{shown:,} of {every:,} shown; --head {every} shows all")
 
 
-def _print_jumps(found: list[dict[str, Any]], steps: Any) -> None:
+def _print_jumps(jumps: list[dict[str, Any]], steps: Any) -> None:
     from tokmill.report.describe.traced_steps import origin, preview
 
-    if not found:
+    if not jumps:
         every = steps.config.run.log_every
         print(f"no logged step jumps (metrics are of every {every}. step: run.log_every)")
-    for jump in found:
+    for jump in jumps:
         print(
             f"step {jump['step']:,}: {jump['metric']} {human_metric(jump['value'])}, usual "
             f"{human_metric(jump['usual'])}; {human_count(jump['documents_in_all'], 'document')}"
         )
         for one in jump["documents"]:
             print(f"    record {one['record']:,}, {origin(one)}: {preview(one)}")
-    if found:
-        say(f"next: tokmill trace {steps.path} --step {found[0]['step']}")
+    if jumps:
+        say(f"next: tokmill trace {steps.path} --step {jumps[0]['step']}")

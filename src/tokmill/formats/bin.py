@@ -235,7 +235,7 @@ class Ids:
         """Yield (first id, ids, offsets) of whole documents in first … last - 1."""
         step = max(1, block_bytes // self.dtype.itemsize)
         pending: list[Array] = []
-        begin, held = first, 0
+        begin, before = first, 0
         for at in range(first, last, step):
             ids = self[at : min(at + step, last)]
             ends = np.flatnonzero(ids == separator) + 1
@@ -243,15 +243,15 @@ class Ids:
                 ends = np.append(ends, len(ids))
             if not len(ends):
                 pending.append(ids)
-                held += len(ids)
+                before += len(ids)
                 continue
             cut = int(ends[-1])
             yield (
                 begin,
                 np.concatenate([*pending, ids[:cut]]),
-                np.concatenate([[0], ends + held]).astype(np.int64),
+                np.concatenate([[0], ends + before]).astype(np.int64),
             )
-            pending, held, begin = [ids[cut:]], len(ids) - cut, at + cut
+            pending, before, begin = [ids[cut:]], len(ids) - cut, at + cut
 
     def even(
         self, first: int, last: int, record: int, block_bytes: int

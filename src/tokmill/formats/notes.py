@@ -232,8 +232,8 @@ def find_notes(path: Path) -> list[Path]:
 
 def _names(note: Path, name: str) -> bool:
     try:
-        found = read_sealed(note, Note)
-        return name in {file.name for file in found.files}
+        files = read_sealed(note, Note)
+        return name in {file.name for file in files.files}
     except TokmillError:
         return note.name == f".{name}{SUFFIX}"
 

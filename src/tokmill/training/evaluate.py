@@ -120,13 +120,13 @@ class Breakdown:
         for name, score in scores.items():
             loss = score.loss.double().cpu().numpy()[learned]
             hits = score.right.cpu().numpy()[learned]
-            known = np.zeros(len(loss))
+            unigram = np.zeros(len(loss))
             if self.unigram:
                 here = targets[name][learned]
-                known = np.where(here >= 0, self.unigram[name][here], 0)
+                unigram = np.where(here >= 0, self.unigram[name][here], 0)
             sums = self.columns.setdefault(name, np.zeros(3))
-            sums += loss.sum(), known.sum(), np.count_nonzero(hits)
-            total, baseline, right = total + loss, baseline + known, right & hits
+            sums += loss.sum(), unigram.sum(), np.count_nonzero(hits)
+            total, baseline, right = total + loss, baseline + unigram, right & hits
         self.tokens += len(total)
         self.right += int(np.count_nonzero(right))
         group = targets[GROUP][learned]
@@ -328,8 +328,8 @@ def taken_apart(
             count += task.count(batch)
             breakdown.mark(task, rows, batch)
             for part in micro_batches(batch, config.run.micro_tokens):
-                found, scores = task.scored(moved(to_tensors(part, device), device))
-                add(sums, found)
+                part_sums, scores = task.scored(moved(to_tensors(part, device), device))
+                add(sums, part_sums)
                 breakdown.add(part.targets, scores)
     numbers = {name: value.item() for name, value in sums.items()}
     metrics = task.report(numbers, count, validation.bytes_per_token)

@@ -250,9 +250,9 @@ def interface_to(host: str) -> str:
     kind, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with contextlib.suppress(OSError), socket.socket(kind, socket.SOCK_DGRAM) as one:
         one.connect(address)  # Sends nothing.
-        mine = one.getsockname()[0]
-        for name, found in plugins.require("psutil").net_if_addrs().items():
-            if any(each.address == mine for each in found):
+        own = one.getsockname()[0]
+        for name, addresses in plugins.require("psutil").net_if_addrs().items():
+            if any(each.address == own for each in addresses):
                 return str(name)
     return ""
 

@@ -159,9 +159,9 @@ def train(
         make_engine(config.run, config.engine) as engine,
         Stop(until, ends_at_second=place().world == 1) as stop,
         engine.lead(runs.open_run(out, config)),
-        ExitStack() as held,
+        ExitStack() as locks,
     ):
-        owner = own(out, config, engine, stop, held)
+        owner = own(out, config, engine, stop, locks)
         if engine.world > 1:
             check_shared(out, engine)
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
@@ -191,7 +191,7 @@ def train(
 
 
 def own(
-    out: Path, config: TrainConfig, engine: Engine, stop: Stop, held: ExitStack
+    out: Path, config: TrainConfig, engine: Engine, stop: Stop, locks: ExitStack
 ) -> Owner | None:
     """Own the run at `run.push` while `held` is open, and fetch what is newer there.
 
@@ -200,7 +200,7 @@ def own(
     if not config.run.push:
         return None
     owner = Owner(config.run.push, stop)
-    held.enter_context(engine.lead(owner))
+    locks.enter_context(engine.lead(owner))
     if engine.rank:
         return None
     take(out, config)
@@ -319,9 +319,9 @@ class Session:
             return sums, [(np.concatenate([one.entries for one in parts]), sums["loss"])]
         sums, losses = {}, []
         for number, part in enumerate(parts, 1):
-            made = self.engine.micro(part.tensors, number == len(parts), scale)
-            losses.append((part.entries, made["loss"]))
-            add(sums, made)
+            sums_of_part = self.engine.micro(part.tensors, number == len(parts), scale)
+            losses.append((part.entries, sums_of_part["loss"]))
+            add(sums, sums_of_part)
         return sums, losses
 
     def refuse(self, losses: Sequence[PartLoss]) -> None:
@@ -365,8 +365,8 @@ class Session:
         if self.saved != self.state.step:
             self.state.seconds = self.meter.seconds
             with self.meter.aside():
-                keep, held = self.config.run.keep, self.pusher.held()
-                new = save_checkpoint(self.out, self.engine, self.state, keep, self.task, held)
+                keep, kept = self.config.run.keep, self.pusher.held()
+                new = save_checkpoint(self.out, self.engine, self.state, keep, self.task, kept)
                 self.pusher.push(new)
             self.saved = self.state.step
 

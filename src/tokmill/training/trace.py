@@ -221,14 +221,14 @@ class Trace:
 def read_sessions(file: Path) -> list[tuple[int, int]]:
     """Return the steps that were done when each session of a run began, and its processes."""
     lines: list[dict[str, Any]] = [*read_metrics(file)] if file.exists() else []
-    found: list[tuple[int, Any]] = [(line["step"], line.get("processes")) for line in lines]
-    if not all(type(world) is int and 0 < world <= MOST_PROCESSES for _, world in found):
+    sessions: list[tuple[int, Any]] = [(line["step"], line.get("processes")) for line in lines]
+    if not all(type(world) is int and 0 < world <= MOST_PROCESSES for _, world in sessions):
         raise TokmillError(
             "a line says no number of processes",
             where=str(file),
             hint="remove the line",
         )
-    return found
+    return sessions
 
 
 def rows_of_entries(rows: Rows, entries: Array) -> Array:

@@ -94,8 +94,8 @@ def _has_told(pool: ProcessPoolExecutor, started: Any) -> bool:
     # by SIGTERM, which one that just starts blocks.
     _kill(pool)
     pool.shutdown(wait=True)
-    told = {MachineError.exit_code, TokmillError.exit_code, UsageError.exit_code}
-    return bool(told & {process.exitcode for process in (started or {}).values()})
+    codes = {MachineError.exit_code, TokmillError.exit_code, UsageError.exit_code}
+    return bool(codes & {process.exitcode for process in (started or {}).values()})
 
 
 def _pool(workers: int, start: Callable[[Any], None] | None, argument: Any) -> ProcessPoolExecutor:

@@ -139,10 +139,10 @@ class Triplets:
             candidate = used[below(keys, len(used))]
             a, c = facts[anchor[open_]], facts[candidate]
             other = a["group"] != c["group"]
-            copy, alike = a["family"] == c["family"], a["name"] == c["name"]
+            copy, same_name = a["family"] == c["family"], a["name"] == c["name"]
             notes[AVOIDED] += int(np.count_nonzero(other & copy))
-            notes[NAMED_ALIKE] += int(np.count_nonzero(other & alike & ~copy))
-            good = ~copy & ~alike
+            notes[NAMED_ALIKE] += int(np.count_nonzero(other & same_name & ~copy))
+            good = ~copy & ~same_name
             result[open_[good]] = candidate[good]
             open_ = open_[~good]
         return result

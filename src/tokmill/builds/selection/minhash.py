@@ -130,8 +130,8 @@ class NearIndex:
         keys = self._keys(least)
         kept = np.ones(len(least), bool)
         for run in self._runs:
-            for mine, _ in self._near(signatures, keys, kept, run, self._signatures):
-                kept[mine] = False
+            for row, _ in self._near(signatures, keys, kept, run, self._signatures):
+                kept[row] = False
         # Drop equal records first: they share all bands, and many of them would make many pairs.
         left = np.flatnonzero(kept)
         _, first = np.unique(signatures[left].view(f"V{HASHES}"), return_index=True)
@@ -153,14 +153,14 @@ class NearIndex:
         self, signatures: Array, keys: Array, wanted: Array, run: Array, others: Array
     ) -> Iterator[tuple[Array, Array]]:
         """Yield near pairs (record, other) of wanted records and the records of a sorted run."""
-        mine = np.flatnonzero(wanted)
-        query = keys[mine].reshape(-1)
+        rows = np.flatnonzero(wanted)
+        query = keys[rows].reshape(-1)
         order = np.argsort(query)
-        query, mine = query[order], np.repeat(mine, self.bands)[order]
+        query, rows = query[order], np.repeat(rows, self.bands)[order]
         begin = np.searchsorted(run, query)
         many = np.searchsorted(run, query | _LOW, side="right") - begin
         hit = np.flatnonzero(many)
-        mine, begin, many = mine[hit], begin[hit], many[hit]
+        rows, begin, many = rows[hit], begin[hit], many[hit]
         cuts = np.flatnonzero(np.diff(np.cumsum(many) // PAIRS)) + 1
         for part in np.split(np.arange(len(hit)), cuts):
             count = many[part]
@@ -168,7 +168,7 @@ class NearIndex:
             place = np.repeat(begin[part] - first, count) + np.arange(int(count.sum()))
             for start in range(0, len(place), PAIRS):
                 some = slice(start, start + PAIRS)
-                a = np.repeat(mine[part], count)[some]
+                a = np.repeat(rows[part], count)[some]
                 b = (run[place[some]] & _LOW).astype(np.int64)
                 equal = signatures.take(a, 0) == others.take(b, 0)
                 near = equal.sum(1, dtype=np.uint8) >= self.needed
@@ -178,8 +178,8 @@ class NearIndex:
         """Drop the records of a batch that are near to an earlier kept record of the batch."""
         run = self._run(keys[kept], np.flatnonzero(kept))
         near = [np.zeros((2, 0), np.int64)]
-        for mine, theirs in self._near(signatures, keys, kept, run, signatures):
-            near.append(np.stack([mine, theirs])[:, theirs < mine])
+        for row, twin in self._near(signatures, keys, kept, run, signatures):
+            near.append(np.stack([row, twin])[:, twin < row])
         later, earlier = np.concatenate(near, axis=1)
         decided = np.ones(len(kept), bool)
         decided[later] = False

@@ -362,8 +362,8 @@ def check_idle(config: SelectConfig) -> None:
 def check_comparable(store: Store, other: Store) -> None:
     """Refuse stores whose vocabularies differ: equal ids would mean different tokens."""
     for name, vocabulary in store.vocabularies.items():
-        theirs = other.vocabularies.get(name)
-        if theirs is None or theirs.sha256 != vocabulary.sha256:
+        same = other.vocabularies.get(name)
+        if same is None or same.sha256 != vocabulary.sha256:
             raise TokmillError(
                 f"the vocabularies {name!r} differ, so the tokens cannot be compared",
                 where=f"{store.path} and {other.path}",

@@ -171,13 +171,13 @@ class _Writer:
 
     def _keyed(self, groups: Groups) -> Iterator[bytes]:
         yield b"}"
-        for key, held in groups.items():
+        for key, group in groups.items():
             yield self._text(key)
-            if isinstance(held, dict) and held.keys() != {""}:
-                yield from self._keyed(held)
+            if isinstance(group, dict) and group.keys() != {""}:
+                yield from self._keyed(group)
             else:
                 yield b"]("
-                yield from map(self._sequence, held[""] if isinstance(held, dict) else held)
+                yield from map(self._sequence, group[""] if isinstance(group, dict) else group)
                 yield b"e"
             yield b"s"
 

@@ -205,9 +205,9 @@ class Entry:
 
         `records`: number of records of the store of blocks.
         """
-        width, mine = config.width, self.kinds["width"]
-        if self.size and mine != width:
-            raise self.unfit(f"blocks of {mine or 'no'} numbers, not of {width or 'no'}")
+        width, own = config.width, self.kinds["width"]
+        if self.size and own != width:
+            raise self.unfit(f"blocks of {own or 'no'} numbers, not of {width or 'no'}")
         if self.kinds["cpi"] != config.cpi:
             raise self.unfit("CPI in some entries, not in all")
         if width:

@@ -143,9 +143,9 @@ class _Arrays:
         names = set(archive.namelist())
         for name, flag in zip(arrays, ("--ids-name", "--mask-name"), strict=True):
             if f"{name}.npy" not in names:
-                found = ", ".join(sorted(n.removesuffix(".npy") for n in names)) or "nothing"
+                present = ", ".join(sorted(n.removesuffix(".npy") for n in names)) or "nothing"
                 raise TokmillError(
-                    f"the file has no array {name!r}; it holds {found}",
+                    f"the file has no array {name!r}; it holds {present}",
                     where=str(path),
                     hint=f"{flag} says another name; "
                     "without a mask, tokens and padding cannot be told apart",

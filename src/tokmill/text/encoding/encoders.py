@@ -364,8 +364,8 @@ def places_to_cut(data: Mapping[str, Any]) -> tuple[dict[str, int], re.Pattern[s
     normalizers = files.flatten(data.get("normalizer"), "normalizers")
     steps = files.flatten(data.get("pre_tokenizer"), "pretokenizers")
     added = [token for token in data.get("added_tokens") or [] if token["content"]]
-    beside = any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word"))
-    if beside or any(step.get("prepend_scheme") == "first" for step in steps):
+    strips = any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word"))
+    if strips or any(step.get("prepend_scheme") == "first" for step in steps):
         return {}, None
     # Tokens that are not normalized are found first, in the text as it is.
     tokens, later = (

@@ -212,9 +212,9 @@ class TsvSource(DocumentSource):
     @classmethod
     def to_predict(cls, made: Made, path: str, lines: int) -> Made:
         options = made.options | {"unlabelled": True, "label_column": "", "labels": []}
-        if lines and (found := 1 + first_line(path).count(b"\t")) != lines:
+        if lines and (texts := 1 + first_line(path).count(b"\t")) != lines:
             raise UsageError(
-                f"the first line has {human_count(found, 'text')}, and a record of the run {lines}",
+                f"the first line has {human_count(texts, 'text')}, and a record of the run {lines}",
                 where=path,
                 hint="a line is a sentence, or of pairs two with a tab between them",
             )

@@ -141,9 +141,9 @@ def _last_cut(safe: re.Pattern[str] | None, text: str, start: int, end: int) -> 
     return start
 
 
-def _pieces(text: str, found: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
+def _pieces(text: str, pattern: re.Pattern[str] | None) -> Iterator[tuple[str, bool]]:
     start = 0
-    for match in found.finditer(text) if found is not None else ():
+    for match in pattern.finditer(text) if pattern is not None else ():
         if match.start() > start:
             yield text[start : match.start()], False
         yield match.group(), True

@@ -284,9 +284,9 @@ class Tokenizer:
             path = path / "tokenizer.json"
         check_beside(path)
         make_folder(path.parent)
-        *beside, (_, data) = self.files(roles, segments=segments).items()
+        *rest, (_, data) = self.files(roles, segments=segments).items()
         # `check_beside` knows by the first one what a killed writer has left.
-        for name, content in reversed(beside):
+        for name, content in reversed(rest):
             write_file(path.with_name(name), content)
         return write_file(path, data)
 
@@ -344,10 +344,10 @@ def check_beside(path: Path) -> None:
     with machine_errors("read", config):
         data = config.read_bytes() if config.is_file() else b""
     try:
-        ours = json.loads(data or b"{}").get("model_max_length") == LONGEST_TEXT
+        is_ours = json.loads(data or b"{}").get("model_max_length") == LONGEST_TEXT
     except (ValueError, AttributeError, RecursionError):
-        ours = False
-    if not ours:
+        is_ours = False
+    if not is_ours:
         raise UsageError(
             "the file is not one of tokmill, and would be replaced",
             where=str(there[0]),

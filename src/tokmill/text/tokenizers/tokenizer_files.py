@@ -41,7 +41,7 @@ def vocab_lines(raw: bytes, path: Path) -> list[str]:
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
-def read_vocab_txt(raw: bytes, path: Path, said: Mapping[str, Any]) -> dict[str, Any]:
+def read_vocab_txt(raw: bytes, path: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a tokenizer.json for a `vocab.txt`: a token per line, the line its id.
 
     The file does not state whether text is converted to lower case. A `tokenizer_config.json`
@@ -56,12 +56,12 @@ def read_vocab_txt(raw: bytes, path: Path, said: Mapping[str, Any]) -> dict[str,
             hint="a vocab.txt of WordPiece has a token per line, [UNK] among them",
         )
     capital = any(t != t.lower() for t in vocab if not re.fullmatch(r"\[.*\]", t))
-    lower = said.get("do_lower_case")
+    lower = settings.get("do_lower_case")
     return tokenizer_data(
         vocab,
         lower=lower if isinstance(lower, bool) else not capital,
-        chinese=said.get("tokenize_chinese_chars") is not False,
-        accents=said.get("strip_accents"),
+        chinese=settings.get("tokenize_chinese_chars") is not False,
+        accents=settings.get("strip_accents"),
     )
 
 
@@ -142,13 +142,13 @@ def read_words(path: Path) -> WordList:
     ids = {word: number for number, word in enumerate(lines) if word}
     if not ids:
         raise TokmillError("the file lists no word", where=str(path), hint="a word per line")
-    held = len(lines) - lines.count("")
+    words = len(lines) - lines.count("")
     missing = [token for token in SPECIALS if token not in ids]
     first = max(ids.values()) + 1
     ids |= {token: first + number for number, token in enumerate(missing)}
     # What stands after the last word are ends of lines.
     empty = lines[:first].count("")
-    return WordList(ids, held - (len(ids) - len(missing)), missing, empty)
+    return WordList(ids, words - (len(ids) - len(missing)), missing, empty)
 
 
 def count_words(lines: Iterable[Sequence[str]], min_count: int) -> dict[str, int]:
@@ -280,14 +280,14 @@ def _beside(path: Path) -> dict[str, Any]:
     return settings
 
 
-def _names(said: Mapping[str, Any]) -> dict[str, str]:
-    values = {key: said.get(key) for key in NAMED}
+def _names(settings: Mapping[str, Any]) -> dict[str, str]:
+    values = {key: settings.get(key) for key in NAMED}
     named = {k: v.get("content") if isinstance(v, dict) else v for k, v in values.items()}
     return {key: name for key, name in named.items() if name and isinstance(name, str)}
 
 
-def _roles(data: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str]:
-    there, named = tokenizer_json.added_tokens(data), _names(said)
+def _roles(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
+    there, named = tokenizer_json.added_tokens(data), _names(settings)
     end = named.get("eos_token")
     # A token that ends records is not padding or unknown text too, as GPT-2's file says.
     return {
@@ -297,17 +297,17 @@ def _roles(data: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _add_named(data: dict[str, Any], said: Mapping[str, Any], path: Path) -> None:
+def _add_named(data: dict[str, Any], settings: Mapping[str, Any], path: Path) -> None:
     """Make the tokens special that the files beside a tokenizer name; refuse any that it lacks."""
-    named, vocab = _names(said), data["model"]["vocab"]
-    if (kind := str(said.get("tokenizer_class") or "").removesuffix("Fast")) not in CLASSES:
+    named, vocab = _names(settings), data["model"]["vocab"]
+    if (kind := str(settings.get("tokenizer_class") or "").removesuffix("Fast")) not in CLASSES:
         raise _unlike(path, f"the tokenizer_class {kind}")
     added = {token["id"]: token for token in data["added_tokens"]}
     try:
-        for number, token in (said.get("added_tokens_decoder") or {}).items():
+        for number, token in (settings.get("added_tokens_decoder") or {}).items():
             entry = tokenizer_json.added_token(int(number), str(token["content"]))
             added[int(number)] = {key: token.get(key, value) for key, value in entry.items()}
-        for name, number in (said.get("added_tokens") or {}).items():
+        for name, number in (settings.get("added_tokens") or {}).items():
             entry = tokenizer_json.added_token(int(number), name, special=name in named.values())
             added.setdefault(int(number), entry)
     except (AttributeError, KeyError, TypeError, ValueError):

@@ -345,8 +345,8 @@ def without_specials(data: Mapping[str, Any]) -> dict[str, Any]:
     if (unknown := model.get("unk_token")) in hidden:
         model["vocab"][""], model["unk_token"] = special[unknown], ""
     # `tokenizers` counts the vocabulary to number the added tokens that are left.
-    held = {n for n in special.values() if n < min(others, default=0)}
-    model["vocab"] |= {f"{_HELD}{n}": n for n in held - set(model["vocab"].values())}
+    numbers = {n for n in special.values() if n < min(others, default=0)}
+    model["vocab"] |= {f"{_HELD}{n}": n for n in numbers - set(model["vocab"].values())}
     if merges := model.get("merges"):
         inside = len(model.get("continuing_subword_prefix") or "")
         model["merges"] = [
@@ -390,12 +390,12 @@ def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
         if kind == "ByteLevel":
             continue
         if kind == "TemplateProcessing":
-            known, texts = step.get("special_tokens") or {}, []
+            specials, texts = step.get("special_tokens") or {}, []
             for piece in step.get("single") or []:
                 if "Sequence" in piece:
                     texts.append(piece["Sequence"]["id"])
                 else:
-                    ids = known[piece["SpecialToken"]["id"]]["ids"]
+                    ids = specials[piece["SpecialToken"]["id"]]["ids"]
                     (after if texts else before).extend(ids)
             if texts != ["A"]:
                 raise TokmillError(

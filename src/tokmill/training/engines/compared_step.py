@@ -42,11 +42,11 @@ def compare_step(
         engine.micro(only, True, 1.0, pull)
         return on_first(engine, sums)
     states: list[list[Tensor]] = []
-    made: list[dict[str, Tensor]] = []
+    outputs: list[dict[str, Tensor]] = []
     for part in parts:
         states.append(torch_states())
-        made.append(results_of(engine, part, sum(map(len_of, made))))
-    pulls, sums = pulls_of(engine, task, made, scale)
+        outputs.append(results_of(engine, part, sum(map(len_of, outputs))))
+    pulls, sums = pulls_of(engine, task, outputs, scale)
     for number, (part, state, own) in enumerate(zip(parts, states, pulls, strict=True), 1):
         set_torch_states(state)
         engine.micro(part, number == len(parts), 1.0, own)
@@ -66,8 +66,8 @@ def pulls_of(
     (gradient,) = torch.autograd.grad(loss, vectors)
     pull = gradient.new_zeros(sum(counts), *gradient.shape[1:])
     pull[order] = gradient * scale
-    mine = torch.split(pull, counts)[engine.rank]
-    return torch.split(mine, [len_of(one) for one in results]), sums
+    own = torch.split(pull, counts)[engine.rank]
+    return torch.split(own, [len_of(one) for one in results]), sums
 
 
 def results_of_all(engine: Engine, parts: Sequence[Tensors]) -> dict[str, Tensor]:
@@ -91,8 +91,8 @@ def of_all(
     `order`: the number of each of their rows among the rows of all processes end to end
     (`order_of`); `counts`: how many of those each process has.
     """
-    mine = {name: torch.cat([one[name] for one in results]) for name in results[0]}
-    whole = {name: engine.gather(value) for name, value in mine.items()}
+    own = {name: torch.cat([one[name] for one in results]) for name in results[0]}
+    whole = {name: engine.gather(value) for name, value in own.items()}
     order, entry = order_of(whole["entry"])
     rows = {name: torch.cat(values)[order] for name, values in whole.items()}
     return rows | {"entry": entry}, order, [len(one) for one in whole["entry"]]

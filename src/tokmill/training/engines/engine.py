@@ -269,13 +269,13 @@ class Engine:
     def _set_moments(self, state: dict[str, dict[str, Tensor]]) -> None:
         name_of = dict(zip(map(id, self.parameters), self.names, strict=True))
         ordered = [p for group in self.optimizer.param_groups for p in group["params"]]
-        known = {
+        moments = {
             number: state[name_of[id(parameter)]]
             for number, parameter in enumerate(ordered)
             if name_of[id(parameter)] in state
         }
         groups = self.optimizer.state_dict()["param_groups"]
-        self.optimizer.load_state_dict({"state": known, "param_groups": groups})
+        self.optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
 
 def make_engine(config: RunConfig, settings: EngineConfig | None = None) -> Engine:

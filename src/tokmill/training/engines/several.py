@@ -172,7 +172,7 @@ class Several(Engine):
         code = 3 if isinstance(error, KeyboardInterrupt) else 70
         if isinstance(error, TokmillError):
             code = error.exit_code
-        mine, teller = f"{self.rank} {code}", 0 if isinstance(error, Interrupted) else self.rank
+        ending, teller = f"{self.rank} {code}", 0 if isinstance(error, Interrupted) else self.rank
         try:
             if isinstance(error, Interrupted) and self.rank > 0:
                 # Rank 0 reports it, after it has written its files.
@@ -181,7 +181,7 @@ class Several(Engine):
                 # The peer reports the reason, if it was not killed.
                 with contextlib.suppress(dist.DistStoreError):
                     self.store.wait([ENDED], WORD)
-            teller, code = map(int, self.store.compare_set(ENDED, "", mine).decode().split())
+            teller, code = map(int, self.store.compare_set(ENDED, "", ending).decode().split())
         except RuntimeError:
             pass  # The store went with its process.
         if teller != self.rank:

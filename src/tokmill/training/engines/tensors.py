@@ -102,8 +102,8 @@ def read_tensors(source: Path | BufferedIOBase, seal: str = "") -> dict[str, Ten
         header = _read_header(handle, path)
         if seal and header.seal != seal:
             was = f"its digest is {header.seal[:12]}" if header.seal else "it has no digest"
-            said = f"{was}, and {seal[:12]} was written here: it comes from elsewhere"
-            raise damaged(path, said)
+            why = f"{was}, and {seal[:12]} was written here: it comes from elsewhere"
+            raise damaged(path, why)
         digest = _begin_digest(header)
         for name, entry in header.entries.items():
             start, stop = entry.data_offsets

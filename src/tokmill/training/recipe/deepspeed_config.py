@@ -231,20 +231,20 @@ def _check_names(
 
 
 def _batch(
-    said: Mapping[str, Any], whole: Mapping[str, Any], world: int, where: str
+    given: Mapping[str, Any], whole: Mapping[str, Any], world: int, where: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return keys of [data] and of [run]: the batch, and the rows of a micro-batch as tokens.
 
     The batch is micro-batch × accumulation × processes. As in DeepSpeed, two of them say the third.
     """
     for name in SIZES:
-        if name in said and (type(said[name]) is not int or said[name] < 1):
+        if name in given and (type(given[name]) is not int or given[name] < 1):
             raise UsageError(
-                f"{name}: {said[name]!r} is no whole number above 0",
+                f"{name}: {given[name]!r} is no whole number above 0",
                 where=where,
                 hint=f'"{name}": 8',
             )
-    batch, micro, steps = (said.get(name, 0) for name in SIZES)
+    batch, micro, steps = (given.get(name, 0) for name in SIZES)
     batch = batch or micro * (steps or 1) * world
     if not batch and not steps:
         return {}, {}

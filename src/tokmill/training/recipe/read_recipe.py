@@ -323,7 +323,7 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
         hint = f"leave it out: {OTHER_WAYS[name]}"
         raise UsageError(f"{name}: there is no such key", where=where, hint=hint)
     keys = plain_keys(name)
-    known = {
+    allowed = {
         *OTHER_NAMES,
         *SEVERAL,
         *(key for kind in TABLES.values() for key in kind.__struct_fields__),
@@ -333,7 +333,7 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
         parts = {f.name: f.default for f in msgspec.structs.fields(config_type(**kinds_of(whole)))}
         fields = {table: parts[table].__struct_fields__ for table in DEFAULT_KINDS}
         keys = [f"{table}.{name}" for table in fields if name in fields[table]]
-        known.update(*fields.values())
+        allowed.update(*fields.values())
     if len(keys) == 1:
         return keys[0]
     if keys:
@@ -341,7 +341,7 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
     raise UsageError(
         f"{name}: there is no such key",
         where=where,
-        hint=nearest(name, known, "`tokmill recipe schema train` lists the keys"),
+        hint=nearest(name, allowed, "`tokmill recipe schema train` lists the keys"),
     )
 
 

@@ -174,9 +174,9 @@ def named_after(
     for value, name in layers:
         try:
             check(over(value, {}, name), name)
-        except TokmillError as found:
-            if isinstance(found, UsageError) and found.what == error.what:
-                return found
+        except TokmillError as other:
+            if isinstance(other, UsageError) and other.what == error.what:
+                return other
     return error
 
 
@@ -257,8 +257,8 @@ def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
     optim, kind = value.get("optim"), kinds_of(value)["optim"]
     check_kind("optim", kind, where)
     if isinstance(optim, Mapping) and kind != DEFAULT_KINDS["optim"]:
-        known = {key: optim[key] for key in optim if key in OptimConfig.__struct_fields__}
-        value = {**value, "optim": known}
+        kept = {key: optim[key] for key in optim if key in OptimConfig.__struct_fields__}
+        value = {**value, "optim": kept}
     config = recipe.convert(TrainConfig, value, where)
     check(config, where)
     return config

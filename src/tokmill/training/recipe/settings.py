@@ -165,17 +165,17 @@ def base_of(files: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], 
         alone: whether the settings are the recipe; if not, a decoder is meant unless they tell.
     """
     of_models = [names for names in files.values() if not is_of_deepspeed(names)]
-    said = {name: value for names in of_models for name, value in names.items()}
-    if any(name in said for name in OF_POLICIES) and not _is_of_bert(said):
+    settings = {name: value for names in of_models for name, value in names.items()}
+    if any(name in settings for name in OF_POLICIES) and not _is_of_bert(settings):
         return POLICY
-    decoder, bert = ([n for n in said if n in names] for names in (OF_DECODERS, OF_BERT))
+    decoder, bert = ([n for n in settings if n in names] for names in (OF_DECODERS, OF_BERT))
     if decoder and bert:
         raise UsageError(
             f"settings of a decoder ({', '.join(decoder)}) and of BERT ({', '.join(bert)})",
             where=", ".join(files),
             hint="take out those of one",
         )
-    warmup = said.get("warmup")
+    warmup = settings.get("warmup")
     if bert or (not decoder and isinstance(warmup, float) and 0 < warmup < 1):
         return BERT
     model, data = (options.get(name, {}) for name in ("model", "data"))
@@ -185,7 +185,7 @@ def base_of(files: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], 
     stores = stores if isinstance(stores, list | tuple) else [stores]
     vocabularies = (one for store in stores for one in Store(str(store)).vocabularies.values())
     if alone and not decoder and any("mask" in vocabulary.roles for vocabulary in vocabularies):
-        in_tables(said, {}, ", ".join(files))  # unknown names are told first
+        in_tables(settings, {}, ", ".join(files))  # unknown names are told first
         names = [f"--config {shlex.quote(one)}" for one in files]
         rest = " ".join([*names, *(f"--data {shlex.quote(one)}" for one in stores), "-o RUN"])
         raise UsageError(

@@ -413,10 +413,10 @@ def check_checkpoint(folder: Path) -> State:
         path = folder / name
         if not path.is_file():
             raise damaged_checkpoint(path, "it is missing")
-        found = check_tensors(path) if name.endswith(SEALED) else sha256_file(path)
-        if found != digest:
+        actual = check_tensors(path) if name.endswith(SEALED) else sha256_file(path)
+        if actual != digest:
             raise damaged_checkpoint(
-                path, f"its digest is {found[:12] or 'missing'}, and {STATE} says {digest[:12]}"
+                path, f"its digest is {actual[:12] or 'missing'}, and {STATE} says {digest[:12]}"
             )
     return state
 

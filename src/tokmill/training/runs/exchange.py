@@ -195,7 +195,7 @@ def import_model(
 
 
 def run_of(
-    said: Mapping[str, Any],
+    settings: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     vocabulary: tuple[Vocabulary, bytes] | None,
     out: Path,
@@ -207,8 +207,8 @@ def run_of(
     maybe, a vocabulary with its file; `length` as in `import_model`, `where`: the configuration,
     `generation`: the content of generation_config.json.
     """
-    family, head = architecture(said, str(where))
-    public, model = read_config(said, str(where))
+    family, head = architecture(settings, str(where))
+    public, model = read_config(settings, str(where))
     if vocabulary is None and head.task != "next_token":
         raise TokmillError(
             f"a model of the task {head.task} needs the ids of its special tokens, and there is no "
@@ -232,7 +232,7 @@ def run_of(
         vocabularies={COLUMN: vocabulary[0]} if vocabulary else {},
         prefix={COLUMN: tuple(before)} if vocabulary else {},
         suffix={COLUMN: tuple(after)} if vocabulary else {},
-        ends=end_ids(said, generation, family.roles, public.vocab_size, usual),
+        ends=end_ids(settings, generation, family.roles, public.vocab_size, usual),
     )
     with torch.device("meta"):
         task = make_task(config, inputs_of(config, facts))
@@ -344,8 +344,8 @@ def export_model(
 
 def model_card(run: Path, task: Task, facts: Facts, license: str) -> str:
     """Return the README.md of an exported model."""
-    made, kind = read_input_format(run), type(task.model).__name__
-    data = f"a store of `tokmill build {made.source}`, " if made else ""
+    made_by, kind = read_input_format(run), type(task.model).__name__
+    data = f"a store of `tokmill build {made_by.source}`, " if made_by else ""
     data += f"fingerprint `{facts.fingerprint}`" if facts.fingerprint else "not known"
     last: dict[str, float] = {}
     for entry in metrics_of(run):

@@ -56,10 +56,10 @@ FILES = re.compile(
 """Names of the files of a run that lie at its address besides checkpoints."""
 
 
-def _another(address: str, theirs: bytes, out: Path, why: str = "") -> TokmillError:
-    mine = f" ({run_id(out)[:12]})" if run_id(out) else ""
-    name = theirs.decode(errors="replace").strip()[:12]
-    what = f"another run ({name}) than that of {out}{mine} is at the address{why}"
+def _another(address: str, run_there: bytes, out: Path, why: str = "") -> TokmillError:
+    run_here = f" ({run_id(out)[:12]})" if run_id(out) else ""
+    name = run_there.decode(errors="replace").strip()[:12]
+    what = f"another run ({name}) than that of {out}{run_here} is at the address{why}"
     return TokmillError(what, where=address, hint=ANOTHER)
 
 
@@ -73,8 +73,8 @@ def _names(address: str) -> set[str]:
 
 def _steps(names: Iterable[str]) -> list[str]:
     """Return the names of checkpoints that are whole at an address, oldest first."""
-    found = (re.fullmatch(rf"{FOLDER}/({NAME.pattern})/{STATE}", name) for name in names)
-    return sorted((match[1] for match in found if match), key=lambda one: int(one[5:]))
+    matches = (re.fullmatch(rf"{FOLDER}/({NAME.pattern})/{STATE}", name) for name in names)
+    return sorted((match[1] for match in matches if match), key=lambda one: int(one[5:]))
 
 
 def take(out: Path, config: TrainConfig) -> None:
@@ -84,8 +84,8 @@ def take(out: Path, config: TrainConfig) -> None:
     own = [name for name in names if (match := FILES.fullmatch(name)) and not match["best"]]
     fetched = at_once(lambda name: remote.read_whole(f"{address}/{name}"), own)
     data, begun = dict(zip(own, fetched, strict=True)), (out / RECIPE).exists()
-    mine = saved.step_of_name(checkpoints(out)[-1]) if checkpoints(out) else -1
-    newer = [name for name in _steps(names) if int(name[5:]) > mine]
+    newest = saved.step_of_name(checkpoints(out)[-1]) if checkpoints(out) else -1
+    newer = [name for name in _steps(names) if int(name[5:]) > newest]
     if not begun and RECIPE in data:
         recipe = decode(data[RECIPE], f"{address}/{RECIPE}", dict[str, Any], sealed=False)
         try:
@@ -300,13 +300,13 @@ class Pusher:
         """Write the run's id where there is none, and compare it; is the run still ours?"""
         if self.owner:
             self.owner.check()
-        mine, where = run_id(self.out), f"{self.address}/{RUN_ID}"
+        own, where = run_id(self.out), f"{self.address}/{RUN_ID}"
         try:
             there = remote.read_whole(where)
         except Absent:
-            remote.put(where, mine.encode(), "")
+            remote.put(where, own.encode(), "")
             there = remote.read_whole(where)
-        if there.decode(errors="replace").strip() != mine:
+        if there.decode(errors="replace").strip() != own:
             raise _another(self.address, there, self.out)
 
     def _work(self) -> None:

@@ -290,9 +290,9 @@ def begin(
             tokens = task_type(config).token_store(config.task, store)
             copy_vocabularies(tokens, out)
             check_engine(tokens, out / VOCAB)
-            if made := input_format_of(tokens.path):
-                made = msgspec.structs.replace(made, segments=segments_of(tokens))
-                write_file(out / INPUT_FORMAT, encode(made))
+            if form := input_format_of(tokens.path):
+                form = msgspec.structs.replace(form, segments=segments_of(tokens))
+                write_file(out / INPUT_FORMAT, encode(form))
         write_file(out / FACTS, encode(facts))
     for name, data in (files or {}).items():
         write_file(inside(out, name), data)
@@ -333,8 +333,8 @@ def check_tokenizer(tokenizer: Any, folder: Path) -> None:
     check_coder(folder / PROBE, encode, list(tokenizer.specials))
 
 
-def _same_vocabulary(mine: Vocabulary) -> str:
-    if mine.coder == "tokenizer":
+def _same_vocabulary(vocabulary: Vocabulary) -> str:
+    if vocabulary.coder == "tokenizer":
         return (
             "build it with the same vocabulary: `tokmill build … --tokenizer` takes the folder of "
             "a run or of a store"
@@ -367,17 +367,17 @@ def check_store(facts: Facts, store: Store) -> None:
             hint="take a store of the same kind: `tokmill inspect` shows the columns of each",
         )
     read = {facts.schema[name].vocab or "" for name in facts.columns if name in facts.schema}
-    for name, mine in facts.vocabularies.items():
+    for name, vocabulary in facts.vocabularies.items():
         if name not in read:
             continue
         other = store.vocabularies.get(name)
-        if other is None or other.sha256 != mine.sha256:
-            found = f"{other.size} ids, {other.sha256[:12]}" if other else "none"
+        if other is None or other.sha256 != vocabulary.sha256:
+            there = f"{other.size} ids, {other.sha256[:12]}" if other else "none"
             raise TokmillError(
-                f"the vocabulary {name!r} differs: the run has {mine.size} ids, "
-                f"{mine.sha256[:12]} ({mine.file}); the store has {found}",
+                f"the vocabulary {name!r} differs: the run has {vocabulary.size} ids, "
+                f"{vocabulary.sha256[:12]} ({vocabulary.file}); the store has {there}",
                 where=str(store.path),
-                hint=_same_vocabulary(mine),
+                hint=_same_vocabulary(vocabulary),
             )
     for name, size in facts.columns.items():
         largest = int(store.manifest.ranges.get(name, (0, 0))[1])
@@ -389,9 +389,9 @@ def check_store(facts: Facts, store: Store) -> None:
             )
 
 
-def check_vectors(facts: Facts, found: Mapping[str, Vectors]) -> None:
+def check_vectors(facts: Facts, vectors: Mapping[str, Vectors]) -> None:
     """Refuse vectors of another width than those of the run, or of another model."""
-    for name, vector in found.items():
+    for name, vector in vectors.items():
         where = str(vector.store.path)
         if vector.width != facts.vectors.get(name):
             raise TokmillError(
@@ -400,11 +400,11 @@ def check_vectors(facts: Facts, found: Mapping[str, Vectors]) -> None:
                 where=where,
                 hint="embed the blocks with the model whose vectors the run has learned with",
             )
-        mine = facts.vector_models.get(name, "")
-        if mine and vector.model and vector.model != mine:
+        learned = facts.vector_models.get(name, "")
+        if learned and vector.model and vector.model != learned:
             raise TokmillError(
                 f"the vectors {vector.name!r} were made by the model {vector.model[:12]}; the run "
-                f"has learned with those of {mine[:12]}",
+                f"has learned with those of {learned[:12]}",
                 where=where,
                 hint="`tokmill embed` with that model makes them; --set task.overlay=NAME names "
                 "the overlay where there are several",
