@@ -183,8 +183,8 @@ def test_a_seal_is_of_all_bytes(tmp_path: Path) -> None:
     assert write_tensors(path, tensors, {"step": "4"}) != write_tensors(
         path, tensors, {"step": "3"}
     )
-    seal = write_tensors(path, tensors)
-    assert torch.equal(read_tensors(path, seal)["a"], tensors["a"])
+    checksum = write_tensors(path, tensors)
+    assert torch.equal(read_tensors(path, checksum)["a"], tensors["a"])
     with pytest.raises(TokmillError, match="comes from elsewhere"):
         read_tensors(path, "0" * 64)
 

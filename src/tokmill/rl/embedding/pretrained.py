@@ -15,7 +15,7 @@ from tokmill.models.transformers.transformer import EncoderConfig
 from tokmill.rl.embedding.distilbert import DistilBert
 from tokmill.rl.embedding.embeddings import Embedding
 from tokmill.training.engines.tensors import MODEL, read_tensors
-from tokmill.training.runs.checkpoint import seal_of
+from tokmill.training.runs.checkpoint import checksum_of
 from tokmill.training.runs.run import VOCAB, read_run
 from tokmill.training.runs.weights import OF_MODEL, find_weights, in_words
 
@@ -66,7 +66,7 @@ def take_encoder(embedding: Embedding, place: Path) -> list[str]:
         )
     check_config(config.model, embedding.encoder.config, place)
     check_tokens(run, facts.columns.get("token", 0), embedding.encoder.fields.sizes["token"])
-    tensors = read_tensors(folder / MODEL, seal_of(folder / MODEL))
+    tensors = read_tensors(folder / MODEL, checksum_of(folder / MODEL))
     return take(embedding.encoder, {
         name.removeprefix(OF_MODEL): one
         for name, one in tensors.items()

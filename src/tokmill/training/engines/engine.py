@@ -202,7 +202,7 @@ class Engine:
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote, to the bit."""
-        self._set_weights(read_weights(folder / MODEL, self.shapes))
+        self._set_weights(read_weights(folder / MODEL, self.shapes, ""))
         self._set_moments(self._read_moments(folder / OPTIMIZER))
 
     def __enter__(self) -> Self:

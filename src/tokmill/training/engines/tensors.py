@@ -3,9 +3,9 @@
 Format: 8 bytes little-endian header length, JSON header, data; https://github.com/huggingface/
 safetensors. The library reads what is written here, and the reverse.
 
-Files written here have a seal: the metadata hold the sha256 of the file, computed with zeros in the
-place of the digest. Every reader checks the seal, so a flipped bit is always found. Files of other
-programs have no seal.
+Files written here have a checksum: the metadata hold the sha256 of the file, computed with zeros
+in its place. Every reader checks it, so a flipped bit is always found. Files of other programs
+have none.
 """
 
 import hashlib
@@ -32,9 +32,9 @@ DTYPES = {name: dtype for dtype, name in TYPES.items()}
 MOST_AXES = 32
 BLOCK = 1 << 20
 """Bytes that are read at a time to compute a digest."""
-SEAL = "tokmill.sha256"
+CHECKSUM = "tokmill.sha256"
 OPEN = b"0" * 64
-"""Stands in the place of the seal while it is computed."""
+"""Stands in the place of the checksum while it is computed."""
 
 
 class Header(NamedTuple):
@@ -45,9 +45,9 @@ class Header(NamedTuple):
     entries: dict[str, Entry]
 
     @property
-    def seal(self) -> str:
+    def checksum(self) -> str:
         """The digest of the file in its metadata; "": none."""
-        return self.metadata.get(SEAL, "")
+        return self.metadata.get(CHECKSUM, "")
 
 
 def write_tensors(
@@ -55,14 +55,14 @@ def write_tensors(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str] | None = None,
 ) -> str:
-    """Write named tensors, and return the seal of the file.
+    """Write named tensors, and return the checksum of the file.
 
     Tensors are sorted, so that equal tensors make equal bytes. A path is written atomically, an
     open file at its current position.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     named = [(name, TYPES[tensors[name].dtype], tensors[name].shape) for name in order]
-    text = tensor_header_bytes(named, {**(metadata or {}), SEAL: OPEN.decode()})
+    text = tensor_header_bytes(named, {**(metadata or {}), CHECKSUM: OPEN.decode()})
 
     def data() -> Iterator[memoryview]:
         for name in order:
@@ -71,13 +71,13 @@ def write_tensors(
                 bytes_: Any = flat.view(torch.uint8).numpy()
                 yield memoryview(bytes_)
 
-    # The seal comes before the data, so the data are read twice.
+    # The checksum comes before the data, so the data are read twice.
     digest = hashlib.sha256(text)
     for part in data():
         digest.update(part)
-    seal = digest.hexdigest()
-    place = text.index(f'"{SEAL}":"'.encode() + OPEN) + len(SEAL) + 4
-    text = text[:place] + seal.encode() + text[place + len(OPEN) :]
+    checksum = digest.hexdigest()
+    place = text.index(f'"{CHECKSUM}":"'.encode() + OPEN) + len(CHECKSUM) + 4
+    text = text[:place] + checksum.encode() + text[place + len(OPEN) :]
 
     def chunks() -> Iterator[bytes | memoryview]:
         yield text
@@ -87,22 +87,22 @@ def write_tensors(
         write_file(target, chunks())
     else:
         target.writelines(chunks())
-    return seal
+    return checksum
 
 
-def read_tensors(source: Path | BufferedIOBase, seal: str = "") -> dict[str, Tensor]:
+def read_tensors(source: Path | BufferedIOBase, checksum: str = "") -> dict[str, Tensor]:
     """Read all tensors of a file from its beginning into new memory.
 
-    `seal`: the seal that the file must have; "": any.
+    `checksum`: the checksum that the file must have; "": any.
 
-    Raises `TokmillError` if the file is damaged or has another seal.
+    Raises `TokmillError` if the file is damaged or has another checksum.
     """
     tensors: dict[str, Tensor] = {}
     with _opened(source) as (handle, path):
         header = _read_header(handle, path)
-        if seal and header.seal != seal:
-            was = f"its digest is {header.seal[:12]}" if header.seal else "it has no digest"
-            why = f"{was}, and {seal[:12]} was written here: it comes from elsewhere"
+        if checksum and header.checksum != checksum:
+            was = f"its digest is {header.checksum[:12]}" if header.checksum else "it has no digest"
+            why = f"{was}, and {checksum[:12]} was written here: it comes from elsewhere"
             raise damaged(path, why)
         digest = _begin_digest(header)
         for name, entry in header.entries.items():
@@ -110,7 +110,7 @@ def read_tensors(source: Path | BufferedIOBase, seal: str = "") -> dict[str, Ten
             data = bytearray(stop - start)
             if handle.readinto(data) != len(data):
                 raise damaged(path, f"the tensor {name!r} is cut short")
-            if header.seal:
+            if header.checksum:
                 digest.update(data)
             dtype = DTYPES[entry.dtype]
             flat = torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
@@ -123,24 +123,24 @@ def read_tensors(source: Path | BufferedIOBase, seal: str = "") -> dict[str, Ten
 
 
 def check_tensors(path: Path) -> str:
-    """Read a file without keeping anything, and return its seal; "": it has none.
+    """Read a file without keeping anything, and return its checksum; "": it has none.
 
     Raises `TokmillError` if the file is damaged.
     """
     with _opened(path) as (handle, _):
         header = _read_header(handle, path)
-        if header.seal:
+        if header.checksum:
             digest = _begin_digest(header)
             while block := handle.read(BLOCK):
                 digest.update(block)
             _check_digest(header, digest.hexdigest(), path)
-    return header.seal
+    return header.checksum
 
 
 def read_metadata(source: Path | BufferedIOBase) -> dict[str, str]:
     with _opened(source) as (handle, path):
         header = _read_header(handle, path)
-    return {name: text for name, text in header.metadata.items() if name != SEAL}
+    return {name: text for name, text in header.metadata.items() if name != CHECKSUM}
 
 
 @contextmanager
@@ -186,16 +186,16 @@ def _read_header(handle: BufferedIOBase, path: Path) -> Header:
 
 
 def _begin_digest(header: Header) -> Any:
-    """Return a sha256 of the header, with zeros in the place of the seal."""
-    sealed, open_ = (f'"{SEAL}":"{text}"'.encode() for text in (header.seal, OPEN.decode()))
-    raw = header.raw.replace(sealed, open_)
+    """Return a sha256 of the header, with zeros in the place of the checksum."""
+    stored, open_ = (f'"{CHECKSUM}":"{text}"'.encode() for text in (header.checksum, OPEN.decode()))
+    raw = header.raw.replace(stored, open_)
     return hashlib.sha256(len(raw).to_bytes(8, "little") + raw)
 
 
 def _check_digest(header: Header, digest: str, path: Path) -> None:
-    if header.seal and header.seal != digest:
+    if header.checksum and header.checksum != digest:
         raise damaged(
-            path, f"its sha256 is {digest[:12]}, not {header.seal[:12]} as when it was written"
+            path, f"its sha256 is {digest[:12]}, not {header.checksum[:12]} as when it was written"
         )
 
 
@@ -215,13 +215,13 @@ def shapes_of(task: Task) -> dict[str, torch.Size]:
     return {name: value.shape for name, value in task.state_dict().items()}
 
 
-def load_weights(task: Task, path: Path, seal: str = "") -> None:
-    """Read weights into a task; names and shapes must be equal. `seal`: as in `read_tensors`."""
-    task.load_state_dict(read_weights(path, shapes_of(task), seal))
+def load_weights(task: Task, path: Path, checksum: str = "") -> None:
+    """Read weights into a task; names and shapes must be equal. `checksum`: see `read_tensors`."""
+    task.load_state_dict(read_weights(path, shapes_of(task), checksum))
 
 
-def read_weights(path: Path, shapes: Mapping[str, torch.Size], seal: str = "") -> dict[str, Tensor]:
-    tensors = read_tensors(path, seal)
+def read_weights(path: Path, shapes: Mapping[str, torch.Size], checksum: str) -> dict[str, Tensor]:
+    tensors = read_tensors(path, checksum)
     for name in shapes.keys() | tensors.keys():
         if name not in shapes or name not in tensors or shapes[name] != tensors[name].shape:
             raise unfit(path, name)

@@ -90,7 +90,7 @@ class State(msgspec.Struct, kw_only=True):
     machine: str = ""
     """Kind of device and version of torch; others may round differently."""
     files: dict[str, str] = {}
-    """The other files → seal (`tensors.py`) of tensors, sha256 of others."""
+    """The other files → checksum (`tensors.py`) of tensors, sha256 of others."""
     digest: str = ""
     """sha256 of this object as canonical JSON, without this key."""
 
@@ -247,8 +247,8 @@ def digest_of(data: bytes) -> str:
     return canonical_digest({key: one for key, one in value.items() if key != "digest"})
 
 
-def seal_of(file: Path) -> str:
-    """Return the seal that a file of weights must have; "": it is not recorded."""
+def checksum_of(file: Path) -> str:
+    """Return the checksum that a file of weights must have; "": it is not recorded."""
     place = file.parent
     return read_state(place).files.get(file.name, "") if is_checkpoint(place) else ""
 
@@ -321,8 +321,8 @@ def discard_unfinished(folder: Path) -> None:
 
 
 TENSORS = (MODEL, OPTIMIZER)
-SEALED = ".safetensors"
-"""Suffix of files of tensors, whose digest is their seal."""
+SUFFIX = ".safetensors"
+"""Of files of tensors, whose digest is their checksum."""
 
 
 def check_shared(run: Path, engine: Engine, wait: float = 5.0) -> None:
@@ -413,7 +413,7 @@ def check_checkpoint(folder: Path) -> State:
         path = folder / name
         if not path.is_file():
             raise damaged_checkpoint(path, "it is missing")
-        actual = check_tensors(path) if name.endswith(SEALED) else sha256_file(path)
+        actual = check_tensors(path) if name.endswith(SUFFIX) else sha256_file(path)
         if actual != digest:
             raise damaged_checkpoint(
                 path, f"its digest is {actual[:12] or 'missing'}, and {STATE} says {digest[:12]}"

@@ -30,7 +30,7 @@ from tokmill.training.engines.tensors import (
 )
 from tokmill.training.recipe.config import LEARNED, TrainConfig
 from tokmill.training.recipe.read_recipe import FACTS, differences, read_recipe, run_of
-from tokmill.training.runs.checkpoint import FOLDER, checkpoints, discard, seal_of, step_of_name
+from tokmill.training.runs.checkpoint import FOLDER, checkpoints, checksum_of, discard, step_of_name
 
 FINAL, BEST, CONFIG = "model", "best", "config.json"
 
@@ -102,7 +102,7 @@ def weights_at(run: Path, at: str = "") -> Path:
 
 def load_from(task: Task, file: Path) -> None:
     """Read a file of weights into a task; in a checkpoint it must have the recorded digest."""
-    load_weights(task, file, seal_of(file))
+    load_weights(task, file, checksum_of(file))
 
 
 def step_of(place: Path) -> int:
@@ -173,7 +173,7 @@ def take_what_fits(task: Task, file: Path, changed: Mapping[str, str], place: Pa
     changed: the keys of model and task that differ. The models must be equal, but for weights that
     only one of the tasks uses. A head of another size begins anew.
     """
-    own, tensors = task.state_dict(), read_tensors(file, seal_of(file))
+    own, tensors = task.state_dict(), read_tensors(file, checksum_of(file))
     taken = {name: one for name, one in tensors.items() if fits(one, own.get(name))}
     anew, left = sorted(own.keys() - taken.keys()), sorted(tensors.keys() - taken.keys())
     of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
