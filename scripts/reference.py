@@ -47,9 +47,9 @@ def options(command: Any, context: Any) -> Iterator[list[str]]:
         if "--help" in names or getattr(parameter, "hidden", False):
             continue
         argument = parameter.param_type_name == "argument"
-        value = parameter.metavar or parameter.display_type(context)
+        value = parameter.metavar or parameter.make_metavar(context)
         flag = getattr(parameter, "is_flag", False) or value == "<bool>"
-        value = value.replace("<list[str]>", "str, repeated").strip("<>")
+        value = value.strip("<>") + ", repeated" * getattr(parameter, "multiple", False)
         yield [
             value if argument else Code(", ".join(names)),
             "" if flag or argument else value,
