@@ -61,8 +61,6 @@ class DebugInfo:
     """(P,) i8."""
     described: set[tuple[str, int]]
     """Name and unit of functions that have no code of their own: inlined, or not made."""
-    left_out: dict[str, int]
-    """What could not be read → how often."""
 
     def function_at(self, addresses: Array) -> Array:
         """Return the function whose code lies at each address (u8): i8, -1 for none."""
@@ -94,7 +92,12 @@ def read_debug_info(path: Path) -> DebugInfo:
         info = elf.get_dwarf_info(follow_links=False)
         if info.debug_info_sec is None:
             raise ValueError(f"{path} has no debug information")
-        return _Reading(info, _code(elf), _symbols(elf)).result()
+        code = [
+            (one["sh_addr"], one["sh_addr"] + one["sh_size"])
+            for one in elf.iter_sections()
+            if one["sh_flags"] & EXECUTE
+        ]
+        return _Reading(info, code, _symbols(elf)).result()
 
 
 def names_of(info: DebugInfo) -> dict[int, str]:
@@ -123,17 +126,8 @@ def names_of(info: DebugInfo) -> dict[int, str]:
     return found
 
 
-def _code(elf: Any) -> list[tuple[int, int]]:
-    """Return where the code of a program lies, also where the file has its headers alone."""
-    return [
-        (one["sh_addr"], one["sh_addr"] + one["sh_size"])
-        for one in elf.iter_sections()
-        if one["sh_flags"] & EXECUTE
-    ]
-
-
 def _symbols(elf: Any) -> dict[int, list[str]]:
-    """Return the names of functions by address, where the file still has its symbols."""
+    """Return the names of functions by address."""
     table = elf.get_section_by_name(".symtab")
     found: dict[int, list[str]] = {}
     for one in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():
@@ -151,15 +145,6 @@ class _Reading:
         self.info, self.code, self.symbols = info, code, symbols
         self.files: dict[str, int] = {}
         self.entries: dict[int, _Entry] = {}
-        self.left_out: dict[str, int] = {}
-
-    def result(self) -> DebugInfo:
-        for unit in self.info.iter_CUs():
-            self._unit(unit)
-        return self._functions()
-
-    def _count(self, what: str) -> None:
-        self.left_out[what] = self.left_out.get(what, 0) + 1
 
     def _file(self, path: str) -> int:
         return self.files.setdefault(posixpath.normpath(path), len(self.files))
@@ -180,27 +165,22 @@ class _Reading:
 
     def _entry(self, entry: Any, unit: int, base: int) -> _Entry:
         said = entry.attributes
-        linkage = "DW_AT_linkage_name"
-        if linkage not in said:
-            linkage = "DW_AT_MIPS_linkage_name"
         return _Entry(
             _text(entry, "DW_AT_name"),
-            _text(entry, linkage),
+            _text(entry, "DW_AT_linkage_name"),
             "DW_AT_external" in said,
             self._refers(entry),
             unit,
             [one for one in self._ranges(entry, base) if self._is_code(*one)],
         )
 
-    def _refers(self, entry: Any) -> int:
+    @staticmethod
+    def _refers(entry: Any) -> int:
         for name in REFERENCES:
             if name in entry.attributes:
                 said = entry.attributes[name]
-                if said.form in IN_UNIT:
-                    return int(said.value) + int(entry.cu.cu_offset)
-                if said.form == "DW_FORM_ref_addr":
-                    return int(said.value)
-                self._count("functions that a file elsewhere describes (dwz)")
+                base = int(entry.cu.cu_offset) if said.form in IN_UNIT else 0
+                return base + int(said.value)
         return -1
 
     def _ranges(self, entry: Any, base: int) -> Iterator[tuple[int, int]]:
@@ -222,7 +202,9 @@ class _Reading:
         # Of functions that the linker dropped the addresses are 0, 1 or the largest number.
         return low < high and any(start <= low and high <= stop for start, stop in self.code)
 
-    def _functions(self) -> DebugInfo:
+    def result(self) -> DebugInfo:
+        for unit in self.info.iter_CUs():
+            self._unit(unit)
         names: list[str] = []
         units, entries = [], []
         clones: list[bool] = []
@@ -236,12 +218,7 @@ class _Reading:
             linkage = next((link.linkage for link in chain if link.linkage), "")
             name = STRUCTOR.sub("2", CLONE.sub("", linkage))
             name = name or next((link.name for link in chain if link.name), "")
-            if not name and one.ranges:
-                # dwz moves names into another file; the symbols may still be there.
-                name = CLONE.sub("", min(self.symbols.get(self._begin(one), [""])))
             if not name:
-                if one.ranges:
-                    self._count("functions without a name")
                 continue
             unit = -1 if any(link.external for link in chain) else chain[-1].unit
             if not one.ranges:
@@ -268,18 +245,14 @@ class _Reading:
             places[:, 1],
             places[:, 2].astype(np.int64),
             described,
-            self.left_out,
         )
 
     def _begin(self, one: _Entry) -> int:
         """Return where a function begins; what was moved out of it may lie before it."""
-        first = one.ranges[0][0]
-        named = [low for low, _ in one.ranges if not _all_cold(self.symbols.get(low, [".cold"]))]
-        return named[0] if named else first
-
-
-def _all_cold(names: list[str]) -> bool:
-    return all(".cold" in name for name in names)
+        for low, _ in one.ranges:
+            if any(".cold" not in name for name in self.symbols.get(low, [])):
+                return low
+        return one.ranges[0][0]
 
 
 def _text(entry: Any, name: str) -> str:

@@ -59,10 +59,6 @@ ROWS = [
     Row("**all of these**", lambda case: case.kind in ("C", "C++")),
     Row("random bytes between functions", lambda case: case.kind == "junk"),
     Row("PE, mingw-w64", lambda case: case.kind == "PE"),
-    *(
-        Row(kind, lambda case, one=kind: case.kind == one)
-        for kind in programs.OPTIONS
-    ),
 ]  # fmt: skip
 
 

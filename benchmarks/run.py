@@ -14,7 +14,6 @@ import corpus
 import decoder_training
 import diffing
 import feed_batches
-import jsonl_hostile
 import jsonl_store
 import lifting
 import masked_head
@@ -65,10 +64,6 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
                 "",
                 *jsonl_store.parquet(cache, 400, 5),
             ],
-        ),
-        "jsonl-hostile": (
-            "JSON Lines that hardly repeat",
-            lambda: jsonl_hostile.main(cache),
         ),
         "batches": ("Batches", lambda: feed_batches.main(cache, peers_python)),
         "decoder": ("Training a GPT-2", lambda: decoder_training.main(cache)),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from measure import markdown
 from tokmill.report.comparison.compare_runs import mean_interval
 from tokmill.report.pages.figures import HIGHEST, LOWEST, Figure, Series
 
@@ -37,10 +38,6 @@ class Found(NamedTuple):
     """CPU seconds of its own, without those of compiling and running."""
     wall: float
     """Seconds of the clock, with all that it waited for."""
-    fresh: bool
-    """Whether the cache had only what contestants before it found with the same first seed."""
-    rows: int
-    """Of the cache, afterwards."""
 
 
 Table = dict[str, list[Found]]
@@ -115,7 +112,7 @@ def contest(
         f"held out, best of {tried}", "slower", *(f"after {point}" for point in points),
         "own CPU s", "wall s, each seed",
     ]  # fmt: skip
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for name, found in table.items():
         rows.append(
             [
@@ -131,21 +128,7 @@ def contest(
     for name, known in peers.items():
         cells = [*beside(known, modules), *beside(known, held_out), *beside(known, held_out)]
         rows.append([name, *cells, *["–"] * (len(points) + 2)])
-    return ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def duration(table: Table) -> str:
-    """Return how long all contestants took with the first seed, if they began with nothing."""
-    first = [found[0] for found in table.values()]
-    if not all(one.fresh for one in first):
-        return (
-            "The cache had results of other runs, so how long one seed takes from an empty cache "
-            "was not measured."
-        )
-    return (
-        f"One seed from an empty cache took {sum(one.wall for one in first) / 60:.1f} minutes, all "
-        "contestants one after the other, each with the results of those before it."
-    )
+    return markdown(head, rows)
 
 
 def curves(table: Table, learns: Sequence[str], title: str, base: str) -> Figure:
@@ -177,14 +160,13 @@ def kernelbench(
     are over the modules that all contestants took.
     """
     taken = [line for line in lines if not any(line in one["refused"] for one in found.values())]
-    rows = [
+    made = markdown(
         ["contestant", "no measurement", "slower", f"best of {tried}", "slower"],
-        ["---"] * 5,
-    ]
-    for name, one in found.items():
-        cells = [*beside(one["zero"], taken), *beside(one["best"], taken)]
-        rows.append([name, *cells])
-    made = ["| " + " | ".join(row) + " |" for row in rows]
+        [
+            [name, *beside(one["zero"], taken), *beside(one["best"], taken)]
+            for name, one in found.items()
+        ],
+    )
     refusing: dict[tuple[str, str], list[str]] = {}
     for name, one in found.items():
         for line, why in one["refused"].items():
