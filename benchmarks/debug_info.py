@@ -97,7 +97,7 @@ def read_debug_info(path: Path) -> DebugInfo:
             for one in elf.iter_sections()
             if one["sh_flags"] & EXECUTE
         ]
-        return _Reading(info, code, _symbols(elf)).result()
+        return _functions(*_entries(info, code), _symbols(elf))
 
 
 def names_of(info: DebugInfo) -> dict[int, str]:
@@ -136,23 +136,19 @@ def _symbols(elf: Any) -> dict[int, list[str]]:
     return found
 
 
-class _Reading:
-    """One file while it is read."""
+def _entries(info: Any, code: list[tuple[int, int]]) -> tuple[list[str], dict[int, _Entry]]:
+    """Return source files, and the entries of functions by their place."""
+    files: dict[str, int] = {}
+    found: dict[int, _Entry] = {}
 
-    def __init__(
-        self, info: Any, code: list[tuple[int, int]], symbols: dict[int, list[str]]
-    ) -> None:
-        self.info, self.code, self.symbols = info, code, symbols
-        self.files: dict[str, int] = {}
-        self.entries: dict[int, _Entry] = {}
+    def is_code(low: int, high: int) -> bool:
+        # Of functions that the linker dropped the addresses are 0, 1 or the largest number.
+        return low < high and any(start <= low and high <= stop for start, stop in code)
 
-    def _file(self, path: str) -> int:
-        return self.files.setdefault(posixpath.normpath(path), len(self.files))
-
-    def _unit(self, unit: Any) -> None:
+    for unit in info.iter_CUs():
         top = unit.get_top_DIE()
-        folder = _text(top, "DW_AT_comp_dir")
-        own = self._file(posixpath.join(folder, _text(top, "DW_AT_name")))
+        path = posixpath.join(_text(top, "DW_AT_comp_dir"), _text(top, "DW_AT_name"))
+        own = files.setdefault(posixpath.normpath(path), len(files))
         low = top.attributes.get("DW_AT_low_pc")
         base = low.value if low else 0
         # By hand, as pyelftools keeps every entry of a unit that it walks through itself.
@@ -161,98 +157,94 @@ class _Reading:
             entry = DIE(unit, top.stream, place)
             place += entry.size
             if entry.tag == "DW_TAG_subprogram":
-                self.entries[entry.offset] = self._entry(entry, own, base)
+                found[entry.offset] = _Entry(
+                    _text(entry, "DW_AT_name"),
+                    _text(entry, "DW_AT_linkage_name"),
+                    "DW_AT_external" in entry.attributes,
+                    _refers(entry),
+                    own,
+                    [one for one in _ranges(info, entry, base) if is_code(*one)],
+                )
+    return list(files), found
 
-    def _entry(self, entry: Any, unit: int, base: int) -> _Entry:
-        said = entry.attributes
-        return _Entry(
-            _text(entry, "DW_AT_name"),
-            _text(entry, "DW_AT_linkage_name"),
-            "DW_AT_external" in said,
-            self._refers(entry),
-            unit,
-            [one for one in self._ranges(entry, base) if self._is_code(*one)],
-        )
 
-    @staticmethod
-    def _refers(entry: Any) -> int:
-        for name in REFERENCES:
-            if name in entry.attributes:
-                said = entry.attributes[name]
-                base = int(entry.cu.cu_offset) if said.form in IN_UNIT else 0
-                return base + int(said.value)
-        return -1
+def _refers(entry: Any) -> int:
+    for name in REFERENCES:
+        if name in entry.attributes:
+            said = entry.attributes[name]
+            base = int(entry.cu.cu_offset) if said.form in IN_UNIT else 0
+            return base + int(said.value)
+    return -1
 
-    def _ranges(self, entry: Any, base: int) -> Iterator[tuple[int, int]]:
-        said = entry.attributes
-        if "DW_AT_low_pc" in said and "DW_AT_high_pc" in said:
-            low, high = said["DW_AT_low_pc"].value, said["DW_AT_high_pc"]
-            is_address = describe_form_class(high.form) == "address"
-            yield low, high.value if is_address else low + high.value
-        elif "DW_AT_ranges" in said:
-            lists = self.info.range_lists()
-            for one in lists.get_range_list_at_offset(said["DW_AT_ranges"].value, entry.cu):
-                if isinstance(one, BaseAddressEntry):
-                    base = one.base_address
-                else:
-                    start = 0 if one.is_absolute else base
-                    yield start + one.begin_offset, start + one.end_offset
 
-    def _is_code(self, low: int, high: int) -> bool:
-        # Of functions that the linker dropped the addresses are 0, 1 or the largest number.
-        return low < high and any(start <= low and high <= stop for start, stop in self.code)
+def _ranges(info: Any, entry: Any, base: int) -> Iterator[tuple[int, int]]:
+    said = entry.attributes
+    if "DW_AT_low_pc" in said and "DW_AT_high_pc" in said:
+        low, high = said["DW_AT_low_pc"].value, said["DW_AT_high_pc"]
+        is_address = describe_form_class(high.form) == "address"
+        yield low, high.value if is_address else low + high.value
+    elif "DW_AT_ranges" in said:
+        lists = info.range_lists()
+        for one in lists.get_range_list_at_offset(said["DW_AT_ranges"].value, entry.cu):
+            if isinstance(one, BaseAddressEntry):
+                base = one.base_address
+            else:
+                start = 0 if one.is_absolute else base
+                yield start + one.begin_offset, start + one.end_offset
 
-    def result(self) -> DebugInfo:
-        for unit in self.info.iter_CUs():
-            self._unit(unit)
-        names: list[str] = []
-        units, entries = [], []
-        clones: list[bool] = []
-        ranges: list[tuple[int, int, int]] = []
-        described: set[tuple[str, int]] = set()
-        seen: set[tuple[str, int]] = set()
-        for one in self.entries.values():
-            chain = [one]
-            while chain[-1].refers in self.entries and len(chain) < MOST_STEPS:
-                chain.append(self.entries[chain[-1].refers])
-            linkage = next((link.linkage for link in chain if link.linkage), "")
-            name = STRUCTOR.sub("2", CLONE.sub("", linkage))
-            name = name or next((link.name for link in chain if link.name), "")
-            if not name:
-                continue
-            unit = -1 if any(link.external for link in chain) else chain[-1].unit
-            if not one.ranges:
-                described.add((name, unit))
-                continue
-            entry = self._begin(one)
-            if (name, entry) in seen:
-                continue
-            seen.add((name, entry))
-            ranges += [(low, high, len(names)) for low, high in one.ranges]
-            names.append(name)
-            units.append(unit)
-            entries.append(entry)
-            named = self.symbols.get(entry) or [one.linkage]
-            clones.append(all(CLONE.search(symbol) for symbol in named))
-        places = np.asarray(sorted(ranges), np.uint64).reshape(-1, 3)
-        return DebugInfo(
-            list(self.files),
-            names,
-            np.asarray(units, np.int32),
-            np.asarray(entries, np.uint64),
-            np.asarray(clones, bool),
-            places[:, 0],
-            places[:, 1],
-            places[:, 2].astype(np.int64),
-            described,
-        )
 
-    def _begin(self, one: _Entry) -> int:
-        """Return where a function begins; what was moved out of it may lie before it."""
-        for low, _ in one.ranges:
-            if any(".cold" not in name for name in self.symbols.get(low, [])):
-                return low
-        return one.ranges[0][0]
+def _functions(
+    files: list[str], all_entries: dict[int, _Entry], symbols: dict[int, list[str]]
+) -> DebugInfo:
+    names: list[str] = []
+    units, entries = [], []
+    clones: list[bool] = []
+    ranges: list[tuple[int, int, int]] = []
+    described: set[tuple[str, int]] = set()
+    seen: set[tuple[str, int]] = set()
+    for one in all_entries.values():
+        chain = [one]
+        while chain[-1].refers in all_entries and len(chain) < MOST_STEPS:
+            chain.append(all_entries[chain[-1].refers])
+        linkage = next((link.linkage for link in chain if link.linkage), "")
+        name = STRUCTOR.sub("2", CLONE.sub("", linkage))
+        name = name or next((link.name for link in chain if link.name), "")
+        if not name:
+            continue
+        unit = -1 if any(link.external for link in chain) else chain[-1].unit
+        if not one.ranges:
+            described.add((name, unit))
+            continue
+        entry = _begin(one, symbols)
+        if (name, entry) in seen:
+            continue
+        seen.add((name, entry))
+        ranges += [(low, high, len(names)) for low, high in one.ranges]
+        names.append(name)
+        units.append(unit)
+        entries.append(entry)
+        named = symbols.get(entry) or [one.linkage]
+        clones.append(all(CLONE.search(symbol) for symbol in named))
+    places = np.asarray(sorted(ranges), np.uint64).reshape(-1, 3)
+    return DebugInfo(
+        files,
+        names,
+        np.asarray(units, np.int32),
+        np.asarray(entries, np.uint64),
+        np.asarray(clones, bool),
+        places[:, 0],
+        places[:, 1],
+        places[:, 2].astype(np.int64),
+        described,
+    )
+
+
+def _begin(one: _Entry, symbols: dict[int, list[str]]) -> int:
+    """Return where a function begins; what was moved out of it may lie before it."""
+    for low, _ in one.ranges:
+        if any(".cold" not in name for name in symbols.get(low, [])):
+            return low
+    return one.ranges[0][0]
 
 
 def _text(entry: Any, name: str) -> str:

@@ -3,7 +3,7 @@
     python benchmarks/diff_false_alarms.py FOLDER_OF_C [--each 12]
 
 Each C file that can be compiled to a shared library is linked with two small objects of its own, by
-gcc and clang at several levels, in pairs that differ in one way: see `PAIRS`. Printed are, by way,
+gcc and clang at several levels, in pairs that differ in one way (`pairs_of`). Printed are, by way,
 the pairs, their functions, and how many are said to have changed, or have no partner.
 """
 
@@ -13,7 +13,7 @@ import argparse
 import itertools
 import subprocess
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 from measure import markdown
@@ -38,7 +38,6 @@ FLAGS = (
     "gcc -O0", "gcc -O2", "gcc -Os", "gcc -O3", "gcc -m32 -O2", "gcc -m32 -O0",
     "gcc -O2 -fno-pie", "clang -O2", "clang -O0",
 )  # fmt: skip
-PAIRS = ("twice", "padding", "order of objects", "data in front", "data moved", "symbols")
 
 
 def run(*words: object, folder: Path | None = None) -> None:
@@ -106,7 +105,7 @@ def main() -> None:
     parser.add_argument("--each", type=int, default=12, help="most files of each folder")
     chosen = parser.parse_args()
     sources = [one for top in chosen.sources for one in sorted(top.glob("*.c"))[: chosen.each]]
-    count: dict[str, Counter[str]] = {name: Counter() for name in PAIRS}
+    count: dict[str, Counter[str]] = defaultdict(Counter)
     left_out = 0
     for source, flags in itertools.product(sources, FLAGS):
         with tempfile.TemporaryDirectory() as folder:

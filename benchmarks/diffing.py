@@ -18,6 +18,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,6 @@ class Answer(msgspec.Struct):
 
     pairs: list[tuple[int, int]] = []
     cpu_seconds: float = 0.0
-    seconds: float = 0.0
     peak: int = 0
     failed: str = ""
     limit: int = SECONDS
@@ -63,21 +63,15 @@ graph_of = functools.cache(functools.partial(lift, facts=True))
 info_of = functools.cache(read_debug_info)
 
 
+@dataclass
 class Bench:
     """Asks all contestants; the answers of qbindiff are kept."""
 
-    def __init__(
-        self,
-        cache: Path,
-        peers_python: str,
-        limit: int = SECONDS,
-        defaults: bool = False,
-    ) -> None:
-        self.folder, self.peers_python, self.limit = cache / "diffing", peers_python, limit
-        self.peers: dict[str, tuple[str, ...]] = {THEIRS: (), NO_ADDRESSES: ("addr",)}
-        """Name → features that qbindiff does without."""
-        if defaults:
-            del self.peers[NO_ADDRESSES]
+    folder: Path
+    peers_python: str
+    limit: int
+    peers: dict[str, tuple[str, ...]]
+    """Name → features that qbindiff does without."""
 
     def judge(self, pair: programs.Pair) -> Result:
         """Return what each contestant makes of a pair."""
@@ -274,7 +268,10 @@ def main(
 ) -> list[str]:
     """Build, measure; return the section for RESULTS.md."""
     made = programs.make(cache, names, kinds)
-    bench = Bench(cache, peers_python, limit, defaults)
+    peers: dict[str, tuple[str, ...]] = {THEIRS: ()}
+    if not defaults:
+        peers[NO_ADDRESSES] = ("addr",)
+    bench = Bench(cache / "diffing", peers_python, limit, peers)
     results = []
     for pair in made.pairs:
         results.append(bench.judge(pair))

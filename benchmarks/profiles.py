@@ -32,7 +32,6 @@ import numpy as np
 from tokmill.base.errors import TokmillError
 from tokmill.bbv.traces.profile import Asked, profile
 
-INTERVALS = 300
 TEXT_BYTES = 12_000_000
 """Of a usual text at scale 1."""
 SCALE = 0.3
@@ -217,7 +216,6 @@ def main() -> None:
     options.add_argument("cache", type=Path)
     options.add_argument("--scale", type=float, default=SCALE, help="size of the inputs")
     options.add_argument("--runs", type=int, default=25, help="timed runs of each program")
-    options.add_argument("--intervals", type=int, default=INTERVALS)
     options.add_argument("--only", nargs="*", default=[], help="programs")
     asked = options.parse_args()
     folder = asked.cache / "profiles"
@@ -232,7 +230,7 @@ def main() -> None:
         options.error(f"{folder} has programs at scale {before['scale']}: remove it, or --scale it")
     left_out: dict[str, str] = before.get("left_out", {})
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    how = Asked(measured=True, intervals=asked.intervals, runs=asked.runs)
+    how = Asked(measured=True, intervals=300, runs=asked.runs)
     table = commands(inputs)
     for name in asked.only or table:
         if (folder / f"{name}.intervals.csv").exists():

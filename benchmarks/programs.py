@@ -3,8 +3,6 @@
 Sources are the upstream archives of Debian source packages, fetched by apt into the cache with a
 list of its own (no root, the lists of the system stay as they are). What cannot be fetched or built
 is left out and named.
-
-    python benchmarks/programs.py CACHE
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -318,10 +315,3 @@ def main(cache: Path) -> Programs:
         bare = strip(path, folder / "bare" / path.name, *UNWIND)
         found.cases.append(Case(path.name, "system", path, None, bare))
     return found
-
-
-if __name__ == "__main__":
-    made = main(Path(sys.argv[1]))
-    for case in made.cases:
-        print(case.name, case.kind, case.stripped.stat().st_size)
-    print(*(f"missing: {line}" for line in made.missing), sep="\n")

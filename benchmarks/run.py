@@ -112,10 +112,7 @@ def main(cache: Path, peers_python: str, wanted: list[str]) -> None:
         print(f"## {title}\n\n{found[title]}\n", flush=True)
         known = [title for title, _ in table.values()]
         # Sections that other commands made stay, at the end.
-        titles = [
-            *(one for one in known if one in found),
-            *(one for one in found if one not in known),
-        ]
+        titles = sorted(found, key=lambda one: known.index(one) if one in known else len(known))
         text = HEAD + "".join(f"\n## {title}\n\n{found[title]}\n" for title in titles)
         results.write_text(text)
 

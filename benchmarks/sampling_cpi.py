@@ -9,17 +9,21 @@ DRAWS (1,000) samples judge `two-phase`, a fifth of them each of the others.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from measure import markdown
-from resampling import METHODS, Resampled, resample
+from tokmill.bbv.points import clusters
 from tokmill.bbv.points.choose_points import SAMPLED
+from tokmill.bbv.points.clusters import Floats
+from tokmill.bbv.points.designs import Estimate, Random, Sample, expansion, two_phase
 from tokmill.bbv.points.executions import Population, as_matrix, population
 from tokmill.bbv.traces import cpi, read
 
+CONFIDENCE = 0.95
 OTHERS = 5
 """One of so many draws judges a method that is not the default."""
 SEEDS = 4
@@ -72,6 +76,61 @@ def load(folder: Path) -> list[Program]:
     return found
 
 
+Method = Callable[[Population, int, Random], Sample]
+
+
+def centres(population: Population, n: int, random: Random) -> Sample:
+    """Choose the interval nearest to the centre of each of `n` clusters, as SimPoint does."""
+    labels, means = clusters.k_means(
+        population.features, population.shares, n, seed=int(random.integers(2**31))
+    )
+    off = ((population.features - means[labels]) ** 2).sum(axis=1)
+    firsts = clusters.nearest(labels, off, population.shares)
+    heavy: Floats = np.bincount(labels, population.shares).astype(np.float64)
+    count = len(firsts)
+    return Sample(firsts, heavy, np.zeros(count, bool), np.arange(count), n / len(population))
+
+
+METHODS: dict[str, Method] = {"simpoint": centres, "two-phase": two_phase}
+
+
+class Resampled(NamedTuple):
+    """Errors of many samples of one program; as shares of its CPI."""
+
+    mean: float
+    """Mean of the absolute errors."""
+    coverage: float
+    """Share of the confidence intervals that hold the truth; NaN if the method has none."""
+
+
+def resample(
+    population: Population, cpi: Floats, method: Method, points: int, draws: int
+) -> Resampled:
+    """Draw many samples of so many points, and compare their estimates with the truth.
+
+    `cpi` (N,) is that of all intervals. Only intervals that are drawn have a confidence interval.
+    """
+    truth = float(population.shares @ cpi)
+    found: list[Estimate] = []
+    for number in range(draws):
+        random = np.random.default_rng([0, number])
+        sample = method(population, points, random)
+        known = cpi[sample.places]
+        if method is centres:
+            found.append(Estimate(float(sample.shares @ known), -np.inf, np.inf))
+        else:
+            found.append(expansion(sample, known, CONFIDENCE))
+    off = np.abs([one.cpi / truth - 1 for one in found])
+    finite = all(np.isfinite(one.high) for one in found)
+    # Rounding: where all intervals are equal, the interval is a point.
+    room = 1e-9 * abs(truth)
+    inside = [one.low - room <= truth <= one.high + room for one in found]
+    return Resampled(
+        float(off.mean()),
+        float(np.mean(inside)) if finite else float("nan"),
+    )
+
+
 def judged(
     program: Program, kind: str, row: tuple[str, str, str], points: int, draws: int
 ) -> Resampled:
@@ -81,7 +140,7 @@ def judged(
     times = draws if method == SAMPLED and seeing != BLIND else draws // OTHERS
     times = SEEDS if method == "simpoint" else max(times, 2)
     count = min(points, len(known))
-    return resample(known, program.cpi[kind], METHODS[method], count, draws=times)
+    return resample(known, program.cpi[kind], METHODS[method], count, times)
 
 
 def section(programs: list[Program], kind: str, points: int, draws: int) -> list[str]:

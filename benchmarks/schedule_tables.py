@@ -152,29 +152,16 @@ def curves(table: Table, learns: Sequence[str], title: str, base: str) -> Figure
 
 
 def kernelbench(
-    found: Mapping[str, Mapping[str, Mapping[str, Any]]], lines: Sequence[str], tried: int
+    found: Mapping[str, Mapping[str, Mapping[str, float]]], lines: Sequence[str], tried: int
 ) -> list[str]:
-    """Return the table of shapes that nothing was learned from, and what was refused.
+    """Return the table of shapes that nothing was learned from.
 
-    `found`: contestant → `zero` and `best` (module → gain), and `refused` (module → why). Means
-    are over the modules that all contestants took.
+    `found`: contestant → `zero` and `best` (module → gain).
     """
-    taken = [line for line in lines if not any(line in one["refused"] for one in found.values())]
-    made = markdown(
+    return markdown(
         ["contestant", "no measurement", "slower", f"best of {tried}", "slower"],
         [
-            [name, *beside(one["zero"], taken), *beside(one["best"], taken)]
+            [name, *beside(one["zero"], lines), *beside(one["best"], lines)]
             for name, one in found.items()
         ],
     )
-    refusing: dict[tuple[str, str], list[str]] = {}
-    for name, one in found.items():
-        for line, why in one["refused"].items():
-            refusing.setdefault((line, why), []).append(name)
-    said = f"Refused as too large for a policy: {len(lines) - len(taken)} of {len(lines)} modules"
-    if not refusing:
-        return [*made, "", f"{said}."]
-    named = "; ".join(
-        f"`{line}` by {', '.join(names)} ({why})" for (line, why), names in refusing.items()
-    )
-    return [*made, "", f"{said}; means are over the others. {named}."]

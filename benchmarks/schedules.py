@@ -37,7 +37,6 @@ import schedule_tables
 import tokmill
 from kernelbench import LEVEL_1 as KERNELBENCH
 from schedule_tables import Found, Table, by_evaluation, curve_of, mean
-from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder
 from tokmill.base.recipe import merge, read_toml
 from tokmill.mlir import search
@@ -49,7 +48,6 @@ from tokmill.mlir.modules.problem import Problem
 from tokmill.report.pages.plot import render
 from tokmill.rl import evaluate_policy as evaluate
 from tokmill.rl import ppo_loop as loop
-from tokmill.rl.modules import check_fits
 from tokmill.rl.schedule_task import SchedulesConfig
 from tokmill.training.runs.run import load_task
 from tokmill.training.runs.trackers import METRICS, read_metrics
@@ -159,10 +157,9 @@ def trained(contest: Contest, name: str, seed: int, out: Path) -> Path:
     return tokmill.train(value, out, quiet=True).path
 
 
-def policy(contest: Contest, name: str) -> Path:
-    """Return the run of a policy with the first seed; it is trained again if it is gone."""
-    seed, budget = contest.effort.seeds[0], contest.effort.budget
-    words = (slug(name), str(seed), str(budget), digest(contest, name))
+def policy(contest: Contest, name: str, seed: int) -> Path:
+    """Return the run of a policy; it is trained again if it is gone."""
+    words = (slug(name), str(seed), str(contest.effort.budget), digest(contest, name))
     kept = contest.folder / "policies" / "-".join(words)
     if not kept.exists():
         with tempfile.TemporaryDirectory() as scratch:
@@ -174,14 +171,10 @@ def policy(contest: Contest, name: str) -> Path:
 def learned(contest: Contest, name: str, seed: int) -> dict[str, Any]:
     """Train a policy and evaluate it; return fields of `Found`."""
     begun, effort = time.process_time(), contest.effort
-    with tempfile.TemporaryDirectory() as scratch:
-        if seed == effort.seeds[0]:
-            run = policy(contest, name)
-        else:
-            run = trained(contest, name, seed, Path(scratch) / "run")
-        rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
-        task: Any = load_task(run)
-        kept = json.loads((run / loop.BEST).read_bytes())
+    run = policy(contest, name, seed)
+    rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
+    task: Any = load_task(run)
+    kept = json.loads((run / loop.BEST).read_bytes())
     seconds = time.process_time() - begun
     with contest.measure() as measure:
         best = [best_of(kept, problems.of_line(line), measure) for line in contest.modules]
@@ -269,22 +262,19 @@ def shapes_of_kernelbench(contest: Contest) -> list[str]:
         if key not in known:
             since = time.monotonic()
             if name in RECIPES:
-                known[key] = on_shapes(policy(contest, name), contest, lines)
+                known[key] = on_shapes(policy(contest, name, seed), contest, lines)
             else:
                 with contest.measure() as measure:
                     best = {
                         line: searched(problems.of_line(line), name, measure, SHAPES_TRIED, seed)[0]
                         for line in lines
                     }
-                known[key] = {"zero": {}, "best": best, "refused": {}}
+                known[key] = {"zero": {}, "best": best}
             kept.write_text(json.dumps(known))
             say(f"KernelBench, {key}: {time.monotonic() - since:.0f} s")
         found[name] = known[key]
-    with contest.measure() as measure:
-        base = {line: measured_base(problems.of_line(line), measure) for line in lines}
-    peers = schedule_peers.gains(base)
-    for name, gains in peers.items():
-        found[name] = {"zero": {}, "best": gains, "refused": {}}
+    for name, gains in schedule_peers.gains(bases(contest, lines)).items():
+        found[name] = {"zero": {}, "best": gains}
     return [
         f"Shapes of KernelBench's level 1 ({len(lines)}), space `loops`: policies of seed "
         f"{seed}, as they were trained above, {SHAPES_TRIED} evaluations each. Geometric means of "
@@ -294,23 +284,16 @@ def shapes_of_kernelbench(contest: Contest) -> list[str]:
     ]
 
 
-def on_shapes(run: Path, contest: Contest, lines: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return what a policy finds for modules that it has room for, and which it refuses."""
+def on_shapes(run: Path, contest: Contest, lines: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return what a policy finds for modules."""
     task: Any = load_task(run)
-    taken, refused = [], {}
-    for line in lines:
-        one = problems.of_line(line)
-        try:
-            check_fits(one, task.model.config.sizes)
-            taken.append(one)
-        except UsageError as error:
-            refused[line] = error.what
+    modules = [problems.of_line(line) for line in lines]
     with contest.measure() as measure:
-        found = evaluate.evaluate(task, taken, measure, SHAPES_TRIED - 1, contest.effort.seeds[0])
+        seed = contest.effort.seeds[0]
+        found = evaluate.evaluate(task, modules, measure, SHAPES_TRIED - 1, seed)
         return {
             "zero": {one.problem.name: gain(one.first.result, one.first.schedule) for one in found},
             "best": {one.problem.name: best_tried(one, measure) for one in found},
-            "refused": refused,
         }
 
 
@@ -355,9 +338,10 @@ def confirmed(one: Problem, schedule: Sequence[Any], measure: Measurements) -> f
     return gain(search.measured_again(one, [schedule], measure)[0].result, schedule)
 
 
-def measured_base(one: Problem, measure: Measurements) -> float:
-    """Return the milliseconds of a module without a schedule."""
-    return float(measure(one, ()).baseline / 1e6)
+def bases(contest: Contest, lines: Sequence[str]) -> dict[str, float]:
+    """Return the milliseconds of modules without a schedule."""
+    with contest.measure() as measure:
+        return {line: measure(problems.of_line(line), ()).baseline / 1e6 for line in lines}
 
 
 def say(text: str) -> None:
@@ -374,10 +358,7 @@ def main(cache: Path, kernelbench: bool = False, effort: Effort = WHOLE) -> list
     title += f", {seeds} seeds" if seeds > 1 else ""
     figure = schedule_tables.curves(table, list(RECIPES), title, BASE)
     (contest.folder / "curves.svg").write_bytes(render(figure, "svg"))
-    with contest.measure() as measure:
-        lines_of = (*modules, *held_out)
-        base = {line: measured_base(problems.of_line(line), measure) for line in lines_of}
-    peers = schedule_peers.gains(base)
+    peers = schedule_peers.gains(bases(contest, (*modules, *held_out)))
     lines = [
         f"`python benchmarks/schedules.py CACHE`, space `loops`: {len(modules)} modules "
         f"to learn from, {effort.budget} evaluations each, and {len(held_out)} held-out ones, "
