@@ -1,4 +1,4 @@
-"""Graphs as messages `BinExport2`, which qbindiff reads; `peers/binexport_peer.py` writes the file.
+"""Graphs as `.BinExport` files, which qbindiff reads.
 
 Blocks are those of the graph: a call ends a block, which it does not in files from IDA and Ghidra.
 Operands are left out, because readers decode the bytes themselves. A string is listed at the first
@@ -11,6 +11,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
+from binexport.binexport2_pb2 import BinExport2
 from iced_x86 import Decoder
 
 from tokmill.x86.graph import Edge, Graph
@@ -30,8 +31,8 @@ NORMAL, IMPORTED, THUNK = 0, 2, 3
 """Kind of a vertex of the call graph."""
 
 
-def binexport(graph: Graph, digest: str) -> dict[str, Any]:
-    """Return the message as JSON has it, bytes as bytes; `digest` is that of the program."""
+def binexport(graph: Graph, digest: str) -> bytes:
+    """Return the file of a graph; `digest` is that of the program."""
     message: dict[str, Any] = {
         "meta_information": {
             "executable_name": graph.program,
@@ -75,7 +76,7 @@ def binexport(graph: Graph, digest: str) -> dict[str, Any]:
         ],
     }
     message["library"] = [{"is_static": False, "name": name} for name in _libraries(graph)]
-    return message
+    return bytes(BinExport2(**message).SerializeToString())
 
 
 def _ways(graph: Graph, block: int) -> list[tuple[int, int]]:

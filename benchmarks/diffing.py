@@ -14,7 +14,6 @@ import argparse
 import functools
 import hashlib
 import os
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.lift.cfg import lift
 
-PEERS = Path(__file__).parent / "peers"
+PEER = Path(__file__).parent / "peers" / "qbindiff_peer.py"
 SECONDS, MEMORY = 900, 6 << 30
 """What qbindiff may take for a pair: CPU seconds, bytes."""
 WAIT = 20
@@ -115,7 +114,7 @@ class Bench:
             if not there.failed or there.limit >= self.limit:
                 return there
         exports = [self._export(one, key) for one, key in zip((pair.a, pair.b), both, strict=True)]
-        words = (PEERS / "qbindiff_peer.py", os.getpid(), *exports, SEED, *without)
+        words = (PEER, os.getpid(), *exports, SEED, *without)
         command = [self.peers_python, *map(str, words)]
         limits = child.Limits(self.limit * WAIT, memory=MEMORY)
         ended = child.run(command, limits)
@@ -134,9 +133,7 @@ class Bench:
         path = self.folder / "exports" / f"{one.name}-{digest}.BinExport"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            message = msgspec.json.encode(binexport(graph_of(one.bare), digest))
-            command = [self.peers_python, PEERS / "binexport_peer.py", path]
-            subprocess.run(command, input=message, check=True)
+            path.write_bytes(binexport(graph_of(one.bare), digest))
         return path
 
 

@@ -23,7 +23,6 @@ from tokmill.bbv.points.designs import Estimate, Random, Sample, expansion, two_
 from tokmill.bbv.points.executions import Population, as_matrix, population
 from tokmill.bbv.traces import cpi, read
 
-CONFIDENCE = 0.95
 OTHERS = 5
 """One of so many draws judges a method that is not the default."""
 SEEDS = 4
@@ -119,7 +118,7 @@ def resample(
         if method is centres:
             found.append(Estimate(float(sample.shares @ known), -np.inf, np.inf))
         else:
-            found.append(expansion(sample, known, CONFIDENCE))
+            found.append(expansion(sample, known))
     off = np.abs([one.cpi / truth - 1 for one in found])
     finite = all(np.isfinite(one.high) for one in found)
     # Rounding: where all intervals are equal, the interval is a point.
