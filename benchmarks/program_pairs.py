@@ -26,6 +26,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from programs import PROGRAMS, Failed, fetch, release, run
 
@@ -57,8 +58,8 @@ class Made:
 
     def write_about(self, names: Sequence[str]) -> None:
         """Write the versions of compilers, and what was left out."""
-        facts = {"compilers": compilers(names), "layout": LAYOUT, "left_out": self.left_out}
-        facts["programs"] = len(self.programs())
+        facts: dict[str, Any] = {"compilers": compilers(names), "layout": LAYOUT}
+        facts |= {"left_out": self.left_out, "programs": len(self.programs())}
         (self.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def programs(self) -> list[str]:
