@@ -119,7 +119,7 @@ def vocabulary(folder: Path) -> int:
 
 def our_rate(folder: Path, setting: Setting) -> float:
     """Return tokens a second after the first logged steps."""
-    lines = [line for line in read_metrics(folder / "run" / METRICS) if "tokens" in line]
+    lines = [line for line in read_metrics(folder / "run" / METRICS) if "targets" in line]
     first, last = next(line for line in lines if line["step"] > 1), lines[-1]
     return float((last["targets"] - first["targets"]) / (last["seconds"] - first["seconds"]))
 

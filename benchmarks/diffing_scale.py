@@ -31,7 +31,7 @@ from measure import highest, markdown
 from symbol_truth import read_truth
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
-from tokmill.x86.graph import Graph
+from tokmill.x86.graph import PLACES, Graph
 from tokmill.x86.graphs.graph_files import read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
 
@@ -47,7 +47,10 @@ ROUNDS = 5
 
 
 def copies(graph: Graph, count: int) -> Graph:
-    """Return a program of so many copies of a graph, one behind the other."""
+    """Return a program of so many copies of a graph, one behind the other.
+
+    Stack slots, jump tables, symbols and data are left out.
+    """
     ends = [graph.function_address, graph.block_address, graph.import_address, graph.reference,
             graph.pointer_address, graph.pointer_target]  # fmt: skip
     span = 1 << int(max(int(one.max()) for one in ends if len(one))).bit_length()
@@ -69,7 +72,7 @@ def copies(graph: Graph, count: int) -> Graph:
     made: dict[str, Any] = {
         name: offsets(getattr(graph, name))
         for name in ("function_blocks", "block_bytes", "block_instructions", "block_edges",
-                     "block_strings", "block_constants", "block_references")
+                     "block_strings", "block_constants")
     }  # fmt: skip
     made |= {
         name: moved(getattr(graph, name))
@@ -79,7 +82,13 @@ def copies(graph: Graph, count: int) -> Graph:
     made |= {
         name: np.tile(getattr(graph, name), count) for name in ("code", "lengths", "edge_kind")
     }
+    made |= {
+        each.name: each.default_factory()
+        for each in dataclasses.fields(graph)
+        if each.name.startswith(("slot", "table", "import_slot", "symbol", "exports", "data"))
+    }
     shift = np.arange(count, dtype=np.uint32)[:, None] * np.uint32(len(graph.strings))
+    rows = np.arange(count)[:, None] * len(graph.lengths)
     numbers = range(count)
     return dataclasses.replace(
         graph,
@@ -87,6 +96,7 @@ def copies(graph: Graph, count: int) -> Graph:
         function_name=[""] * (count * len(graph.function_name)),
         unresolved=[],
         import_name=graph.import_name * count,
+        reference_place=(graph.reference_place[None, :] + PLACES * rows).reshape(-1),
         constant=np.concatenate([own(copy) for copy in numbers]),
         string=(graph.string[None, :] + shift).reshape(-1),
         strings=[f"{copy} {text}" for copy in numbers for text in graph.strings],
