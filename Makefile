@@ -60,7 +60,7 @@ similarity: $(VENV)/.installed-dev  ## programs of 51 projects, ten builds each,
 profiles: $(VENV)/.installed-dev  ## execution profiles of 20 programs in bench-cache/profiles (PROFILES="--scale 0.1")
 	@sh scripts/install-system-packages.sh profiles
 	mkdir -p bench-cache
-	$(BIN)/python benchmarks/profiles.py bench-cache --store $(PROFILES)
+	$(BIN)/python benchmarks/profiles.py bench-cache $(PROFILES)
 
 signatures: $(VENV)/.installed-dev  ## points that three programs share, by learned signatures (SIGNATURES=--small)
 	@sh scripts/install-system-packages.sh profiles

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
-from measure import Contestant, interleave, table
+from measure import TOKMILL, Contestant, interleave, table
 
 PEERS = Path(__file__).parent / "peers"
 
@@ -18,7 +17,7 @@ def main(cache: Path, peers_python: str, megabytes: int, vocab: int, rounds: int
     ours = Contestant(
         "tokmill tokenizer train",
         [
-            str(Path(sys.executable).parent / "tokmill"),
+            TOKMILL,
             *("tokenizer", "train", str(source), "--field", "text", "-o", str(mine)),
             *("--vocab-size", str(vocab), "--special", "<|endoftext|>"),
         ],
@@ -34,5 +33,4 @@ def main(cache: Path, peers_python: str, megabytes: int, vocab: int, rounds: int
         raise SystemExit("merges or ids differ from tokenizers'; no figure")
     size = source.stat().st_size / 1e6
     lines = [f"### {size:.0f} MB, {vocab:,} ids, merges and ids identical, best of {rounds}", ""]
-    lines += table([peer, ours], peer, size)
-    return [*lines, "", f"tokmill is {peer.best / ours.best:.1f} times as fast."]
+    return lines + table([peer, ours], peer, size)

@@ -61,8 +61,6 @@ class DebugInfo:
     """(P,) i8."""
     described: set[tuple[str, int]]
     """Name and unit of functions that have no code of their own: inlined, or not made."""
-    left_out: dict[str, int]
-    """What could not be read → how often."""
 
     def function_at(self, addresses: Array) -> Array:
         """Return the function whose code lies at each address (u8): i8, -1 for none."""
@@ -94,7 +92,12 @@ def read_debug_info(path: Path) -> DebugInfo:
         info = elf.get_dwarf_info(follow_links=False)
         if info.debug_info_sec is None:
             raise ValueError(f"{path} has no debug information")
-        return _Reading(info, _code(elf), _symbols(elf)).result()
+        code = [
+            (one["sh_addr"], one["sh_addr"] + one["sh_size"])
+            for one in elf.iter_sections()
+            if one["sh_flags"] & EXECUTE
+        ]
+        return _functions(*_entries(info, code), _symbols(elf))
 
 
 def names_of(info: DebugInfo) -> dict[int, str]:
@@ -123,17 +126,8 @@ def names_of(info: DebugInfo) -> dict[int, str]:
     return found
 
 
-def _code(elf: Any) -> list[tuple[int, int]]:
-    """Return where the code of a program lies, also where the file has its headers alone."""
-    return [
-        (one["sh_addr"], one["sh_addr"] + one["sh_size"])
-        for one in elf.iter_sections()
-        if one["sh_flags"] & EXECUTE
-    ]
-
-
 def _symbols(elf: Any) -> dict[int, list[str]]:
-    """Return the names of functions by address, where the file still has its symbols."""
+    """Return the names of functions by address."""
     table = elf.get_section_by_name(".symtab")
     found: dict[int, list[str]] = {}
     for one in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():
@@ -142,32 +136,19 @@ def _symbols(elf: Any) -> dict[int, list[str]]:
     return found
 
 
-class _Reading:
-    """One file while it is read."""
+def _entries(info: Any, code: list[tuple[int, int]]) -> tuple[list[str], dict[int, _Entry]]:
+    """Return source files, and the entries of functions by their place."""
+    files: dict[str, int] = {}
+    found: dict[int, _Entry] = {}
 
-    def __init__(
-        self, info: Any, code: list[tuple[int, int]], symbols: dict[int, list[str]]
-    ) -> None:
-        self.info, self.code, self.symbols = info, code, symbols
-        self.files: dict[str, int] = {}
-        self.entries: dict[int, _Entry] = {}
-        self.left_out: dict[str, int] = {}
+    def is_code(low: int, high: int) -> bool:
+        # Of functions that the linker dropped the addresses are 0, 1 or the largest number.
+        return low < high and any(start <= low and high <= stop for start, stop in code)
 
-    def result(self) -> DebugInfo:
-        for unit in self.info.iter_CUs():
-            self._unit(unit)
-        return self._functions()
-
-    def _count(self, what: str) -> None:
-        self.left_out[what] = self.left_out.get(what, 0) + 1
-
-    def _file(self, path: str) -> int:
-        return self.files.setdefault(posixpath.normpath(path), len(self.files))
-
-    def _unit(self, unit: Any) -> None:
+    for unit in info.iter_CUs():
         top = unit.get_top_DIE()
-        folder = _text(top, "DW_AT_comp_dir")
-        own = self._file(posixpath.join(folder, _text(top, "DW_AT_name")))
+        path = posixpath.join(_text(top, "DW_AT_comp_dir"), _text(top, "DW_AT_name"))
+        own = files.setdefault(posixpath.normpath(path), len(files))
         low = top.attributes.get("DW_AT_low_pc")
         base = low.value if low else 0
         # By hand, as pyelftools keeps every entry of a unit that it walks through itself.
@@ -176,110 +157,94 @@ class _Reading:
             entry = DIE(unit, top.stream, place)
             place += entry.size
             if entry.tag == "DW_TAG_subprogram":
-                self.entries[entry.offset] = self._entry(entry, own, base)
-
-    def _entry(self, entry: Any, unit: int, base: int) -> _Entry:
-        said = entry.attributes
-        linkage = "DW_AT_linkage_name"
-        if linkage not in said:
-            linkage = "DW_AT_MIPS_linkage_name"
-        return _Entry(
-            _text(entry, "DW_AT_name"),
-            _text(entry, linkage),
-            "DW_AT_external" in said,
-            self._refers(entry),
-            unit,
-            [one for one in self._ranges(entry, base) if self._is_code(*one)],
-        )
-
-    def _refers(self, entry: Any) -> int:
-        for name in REFERENCES:
-            if name in entry.attributes:
-                said = entry.attributes[name]
-                if said.form in IN_UNIT:
-                    return int(said.value) + int(entry.cu.cu_offset)
-                if said.form == "DW_FORM_ref_addr":
-                    return int(said.value)
-                self._count("functions that a file elsewhere describes (dwz)")
-        return -1
-
-    def _ranges(self, entry: Any, base: int) -> Iterator[tuple[int, int]]:
-        said = entry.attributes
-        if "DW_AT_low_pc" in said and "DW_AT_high_pc" in said:
-            low, high = said["DW_AT_low_pc"].value, said["DW_AT_high_pc"]
-            is_address = describe_form_class(high.form) == "address"
-            yield low, high.value if is_address else low + high.value
-        elif "DW_AT_ranges" in said:
-            lists = self.info.range_lists()
-            for one in lists.get_range_list_at_offset(said["DW_AT_ranges"].value, entry.cu):
-                if isinstance(one, BaseAddressEntry):
-                    base = one.base_address
-                else:
-                    start = 0 if one.is_absolute else base
-                    yield start + one.begin_offset, start + one.end_offset
-
-    def _is_code(self, low: int, high: int) -> bool:
-        # Of functions that the linker dropped the addresses are 0, 1 or the largest number.
-        return low < high and any(start <= low and high <= stop for start, stop in self.code)
-
-    def _functions(self) -> DebugInfo:
-        names: list[str] = []
-        units, entries = [], []
-        clones: list[bool] = []
-        ranges: list[tuple[int, int, int]] = []
-        described: set[tuple[str, int]] = set()
-        seen: set[tuple[str, int]] = set()
-        for one in self.entries.values():
-            chain = [one]
-            while chain[-1].refers in self.entries and len(chain) < MOST_STEPS:
-                chain.append(self.entries[chain[-1].refers])
-            linkage = next((link.linkage for link in chain if link.linkage), "")
-            name = STRUCTOR.sub("2", CLONE.sub("", linkage))
-            name = name or next((link.name for link in chain if link.name), "")
-            if not name and one.ranges:
-                # dwz moves names into another file; the symbols may still be there.
-                name = CLONE.sub("", min(self.symbols.get(self._begin(one), [""])))
-            if not name:
-                if one.ranges:
-                    self._count("functions without a name")
-                continue
-            unit = -1 if any(link.external for link in chain) else chain[-1].unit
-            if not one.ranges:
-                described.add((name, unit))
-                continue
-            entry = self._begin(one)
-            if (name, entry) in seen:
-                continue
-            seen.add((name, entry))
-            ranges += [(low, high, len(names)) for low, high in one.ranges]
-            names.append(name)
-            units.append(unit)
-            entries.append(entry)
-            named = self.symbols.get(entry) or [one.linkage]
-            clones.append(all(CLONE.search(symbol) for symbol in named))
-        places = np.asarray(sorted(ranges), np.uint64).reshape(-1, 3)
-        return DebugInfo(
-            list(self.files),
-            names,
-            np.asarray(units, np.int32),
-            np.asarray(entries, np.uint64),
-            np.asarray(clones, bool),
-            places[:, 0],
-            places[:, 1],
-            places[:, 2].astype(np.int64),
-            described,
-            self.left_out,
-        )
-
-    def _begin(self, one: _Entry) -> int:
-        """Return where a function begins; what was moved out of it may lie before it."""
-        first = one.ranges[0][0]
-        named = [low for low, _ in one.ranges if not _all_cold(self.symbols.get(low, [".cold"]))]
-        return named[0] if named else first
+                found[entry.offset] = _Entry(
+                    _text(entry, "DW_AT_name"),
+                    _text(entry, "DW_AT_linkage_name"),
+                    "DW_AT_external" in entry.attributes,
+                    _refers(entry),
+                    own,
+                    [one for one in _ranges(info, entry, base) if is_code(*one)],
+                )
+    return list(files), found
 
 
-def _all_cold(names: list[str]) -> bool:
-    return all(".cold" in name for name in names)
+def _refers(entry: Any) -> int:
+    for name in REFERENCES:
+        if name in entry.attributes:
+            said = entry.attributes[name]
+            base = int(entry.cu.cu_offset) if said.form in IN_UNIT else 0
+            return base + int(said.value)
+    return -1
+
+
+def _ranges(info: Any, entry: Any, base: int) -> Iterator[tuple[int, int]]:
+    said = entry.attributes
+    if "DW_AT_low_pc" in said and "DW_AT_high_pc" in said:
+        low, high = said["DW_AT_low_pc"].value, said["DW_AT_high_pc"]
+        is_address = describe_form_class(high.form) == "address"
+        yield low, high.value if is_address else low + high.value
+    elif "DW_AT_ranges" in said:
+        lists = info.range_lists()
+        for one in lists.get_range_list_at_offset(said["DW_AT_ranges"].value, entry.cu):
+            if isinstance(one, BaseAddressEntry):
+                base = one.base_address
+            else:
+                start = 0 if one.is_absolute else base
+                yield start + one.begin_offset, start + one.end_offset
+
+
+def _functions(
+    files: list[str], all_entries: dict[int, _Entry], symbols: dict[int, list[str]]
+) -> DebugInfo:
+    names: list[str] = []
+    units, entries = [], []
+    clones: list[bool] = []
+    ranges: list[tuple[int, int, int]] = []
+    described: set[tuple[str, int]] = set()
+    seen: set[tuple[str, int]] = set()
+    for one in all_entries.values():
+        chain = [one]
+        while chain[-1].refers in all_entries and len(chain) < MOST_STEPS:
+            chain.append(all_entries[chain[-1].refers])
+        linkage = next((link.linkage for link in chain if link.linkage), "")
+        name = STRUCTOR.sub("2", CLONE.sub("", linkage))
+        name = name or next((link.name for link in chain if link.name), "")
+        if not name:
+            continue
+        unit = -1 if any(link.external for link in chain) else chain[-1].unit
+        if not one.ranges:
+            described.add((name, unit))
+            continue
+        entry = _begin(one, symbols)
+        if (name, entry) in seen:
+            continue
+        seen.add((name, entry))
+        ranges += [(low, high, len(names)) for low, high in one.ranges]
+        names.append(name)
+        units.append(unit)
+        entries.append(entry)
+        named = symbols.get(entry) or [one.linkage]
+        clones.append(all(CLONE.search(symbol) for symbol in named))
+    places = np.asarray(sorted(ranges), np.uint64).reshape(-1, 3)
+    return DebugInfo(
+        files,
+        names,
+        np.asarray(units, np.int32),
+        np.asarray(entries, np.uint64),
+        np.asarray(clones, bool),
+        places[:, 0],
+        places[:, 1],
+        places[:, 2].astype(np.int64),
+        described,
+    )
+
+
+def _begin(one: _Entry, symbols: dict[int, list[str]]) -> int:
+    """Return where a function begins; what was moved out of it may lie before it."""
+    for low, _ in one.ranges:
+        if any(".cold" not in name for name in symbols.get(low, [])):
+            return low
+    return one.ranges[0][0]
 
 
 def _text(entry: Any, name: str) -> str:

@@ -13,22 +13,22 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import corpus
 from jsonl_store import remove, tokmill
-from measure import Contestant, interleave, run_once
+from measure import TOKMILL, Contestant, interleave, run_once
 from tokmill import Store
+from tokmill.training.runs.trackers import METRICS, read_metrics
 
 PEER = Path(__file__).parent / "peers" / "hf_trainer.py"
-TOKMILL = str(Path(sys.executable).parent / "tokmill")
 RECORD = 16_777_216
 """The longest record there can be; the tokens of the benchmark are fewer."""
+SEEDS, LOSS_STEPS, HELD_OUT = (0, 1, 2), 80, 100
+"""For the loss: seeds, steps, and rows that nothing is learned from."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +117,9 @@ def vocabulary(folder: Path) -> int:
     return int(Store(folder / "train").manifest.ranges["token"][1]) + 1
 
 
-def our_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines that the last run wrote."""
-    return [json.loads(line) for line in (folder / "run" / "metrics.jsonl").open()]
-
-
 def our_rate(folder: Path, setting: Setting) -> float:
     """Return tokens a second after the first logged steps."""
-    lines = [line for line in our_metrics(folder) if "tokens" in line]
+    lines = [line for line in read_metrics(folder / "run" / METRICS) if "targets" in line]
     first, last = next(line for line in lines if line["step"] > 1), lines[-1]
     return float((last["targets"] - first["targets"]) / (last["seconds"] - first["seconds"]))
 
@@ -158,32 +153,25 @@ def speed(folder: Path, setting: Setting, rounds: int) -> list[str]:
     ]
 
 
-def losses(folder: Path, setting: Setting, seeds: Sequence[int]) -> tuple[list[float], list[float]]:
+def losses(folder: Path, setting: Setting) -> tuple[list[float], list[float]]:
     """Return the loss on the held-out tokens after equal steps, of each seed, of both."""
     mine, peer = [], []
-    for seed in seeds:
+    for seed in SEEDS:
         seeded = replace(setting, seed=seed)
         run_once(ours(folder, seeded, val=True))
-        mine.append(next(x["val_loss"] for x in our_metrics(folder) if "val_loss" in x))
+        logged = read_metrics(folder / "run" / METRICS)
+        mine.append(next(line["val_loss"] for line in logged if "val_loss" in line))
         run_once(theirs(folder, seeded, val=True))
         peer.append(json.loads((folder / "peer.json").read_text())["loss"])
     return mine, peer
 
 
-def main(
-    cache: Path,
-    *,
-    setting: Setting = Setting(),
-    rounds: int = 2,
-    seeds: Sequence[int] = (0, 1, 2),
-    loss_steps: int = 80,
-    held_out: int = 100,
-) -> list[str]:
-    """Measure; return the section for RESULTS.md. `held_out`: rows that nothing is learned from."""
-    held_out *= setting.length
+def main(cache: Path, rounds: int = 2) -> list[str]:
+    """Measure; return the section for RESULTS.md."""
+    setting = Setting()
+    held_out = HELD_OUT * setting.length
     folder = tokens(cache, held_out + 1)
-    learning = replace(setting, steps=loss_steps)
-    mine, peer = losses(folder, learning, seeds)
+    mine, peer = losses(folder, replace(setting, steps=LOSS_STEPS))
     lines = [
         f"GPT-2 of width {setting.dim}, {setting.layers} layers and {setting.heads} heads, "
         f"{vocabulary(folder):,} ids, rows of {setting.length} tokens, {setting.batch} a step, "
@@ -195,7 +183,7 @@ def main(
     ]
     for precision in ("fp32", "bf16"):
         lines += speed(folder, replace(setting, precision=precision), rounds)
-    total = loss_steps * setting.batch * setting.length
+    total = LOSS_STEPS * setting.batch * setting.length
     lines += [
         "",
         f"| program, loss on {held_out:,} held-out tokens after {total:,} | mean | spread |",

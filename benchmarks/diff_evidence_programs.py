@@ -19,19 +19,14 @@ import numpy as np
 from debug_info import read_debug_info
 from diffing_programs import SUITES, below
 from function_truth import INLINED, FunctionTruth, function_truth
-from program_pairs import Made, Tree
-from programs import PROGRAMS, Failed, Source, fetch, release
-from similarity_programs import build
+from program_pairs import Made
+from programs import PROGRAMS, Failed, release
+from similarity_programs import build, sources
 from similarity_projects import PROJECTS, Project
 from tokmill.store.schema import Array
 from tokmill.x86.diff import program_diff
 from tokmill.x86.diff.evidence import Weighted
 from tokmill.x86.lift.cfg import lift
-
-
-def _known(one: Source) -> Project:
-    return Project(one.package, one.files, one.flags, one.libraries, one.language)
-
 
 MORE = {
     "double-conversion": Project(
@@ -45,7 +40,7 @@ MORE = {
     "jsoncpp": Project(
         "libjsoncpp", below("src/lib_json/*.cpp"), ("-I{tree}/include",), (), "C++", library=True
     ),
-    "ninja": _known(PROGRAMS["ninja"]),
+    "ninja": Project(**vars(PROGRAMS["ninja"])),
 }  # fmt: skip
 """Projects that `make similarity` has not."""
 TRAIN = (
@@ -105,9 +100,9 @@ def pairs(cache: Path, names: tuple[str, ...], kinds: dict[str, tuple[str, str]]
     for name in names:
         for kind, ways in kinds.items():
             try:
-                trees = [_tree(name, made, "")] * 2
+                trees = [sources(name, made)] * 2
                 if kind == "versions":
-                    trees[1] = _tree(name, made, SUITES[release()])
+                    trees[1] = sources(name, made, SUITES[release()])
                     if trees[0].version == trees[1].version:
                         continue
                 for tree, way in zip(trees, ways, strict=True):
@@ -121,11 +116,6 @@ def pairs(cache: Path, names: tuple[str, ...], kinds: dict[str, tuple[str, str]]
                 for part in ("programs", "debug")
             )
             yield Pair(name, kind, (bare[0], bare[1]), (debug[0], debug[1]))
-
-
-def _tree(name: str, made: Made, suite: str) -> Tree:
-    path = fetch(PROJECTS[name].package, made.folder / "fetched", suite)
-    return Tree(name, (path / ".version").read_text().strip(), path)
 
 
 NONE, SKIPPED = -1, -2

@@ -2,9 +2,8 @@
 
 Both programs are stripped; the truth is in their debug information (see diffing-protocol.md).
 qbindiff reads `.BinExport` files of the same graphs, in a process of its own with limits. Its
-answers are kept below CACHE/diffing/answers by the digests of both programs, and what was judged
-below CACHE/diffing/results by these and that of tokmill's code, so a run that was stopped goes on.
-qbindiff is killed with it.
+answers are kept below CACHE/diffing/answers by the digests of both programs, so a run that was
+stopped goes on. qbindiff is killed with it.
 
     python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--kind KIND] [PROGRAM …]
 """
@@ -12,30 +11,29 @@ qbindiff is killed with it.
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 import diffing_programs as programs
-import tokmill
 from binexport import binexport
-from debug_info import DebugInfo, read_debug_info
-from diffing_table import NO_ADDRESSES, THEIRS, Result, details, keep, kept, means, table
-from function_truth import FunctionTruth, function_truth, judge_functions
+from debug_info import read_debug_info
+from diffing_table import NO_ADDRESSES, THEIRS, Result, details, means, table
+from function_truth import function_truth, judge_functions
 from tokmill.base.children import child
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.lift.cfg import lift
 
-CODE = Path(tokmill.__file__).parent / "x86"
-"""What the results of tokmill depend on."""
 PEER = Path(__file__).parent / "peers" / "qbindiff_peer.py"
 SECONDS, MEMORY = 900, 6 << 30
 """What qbindiff may take for a pair: CPU seconds, bytes."""
@@ -54,73 +52,32 @@ class Answer(msgspec.Struct):
 
     pairs: list[tuple[int, int]] = []
     cpu_seconds: float = 0.0
-    seconds: float = 0.0
     peak: int = 0
     failed: str = ""
     limit: int = SECONDS
     """CPU seconds that it had."""
 
 
+graph_of = functools.cache(functools.partial(lift, facts=True))
+info_of = functools.cache(read_debug_info)
+
+
+@dataclass
 class Bench:
-    """Programs, graphs and debug information, each read once, and the answers that are kept."""
+    """Asks all contestants; the answers of qbindiff are kept."""
 
-    def __init__(
-        self,
-        cache: Path,
-        peers_python: str,
-        limit: int = SECONDS,
-        defaults: bool = False,
-    ) -> None:
-        self.folder, self.peers_python = cache / "diffing", peers_python
-        self.limit, self.code = limit, digest(*sorted([*CODE.rglob("*.py"), *CODE.rglob("*.npy")]))
-        self.peers: dict[str, tuple[str, ...]] = {THEIRS: (), NO_ADDRESSES: ("addr",)}
-        """Name → features that qbindiff does without."""
-        if defaults:
-            del self.peers[NO_ADDRESSES]
-        self.graphs: dict[Path, Graph] = {}
-        self.infos: dict[Path, DebugInfo] = {}
-
-    def graph(self, path: Path) -> Graph:
-        """Return the graph of a stripped program."""
-        if path not in self.graphs:
-            self.graphs[path] = lift(path, facts=True)
-        return self.graphs[path]
-
-    def info(self, path: Path) -> DebugInfo:
-        """Return what the debug information of a program says."""
-        if path not in self.infos:
-            self.infos[path] = read_debug_info(path)
-        return self.infos[path]
-
-    def truth(self, pair: programs.Pair) -> FunctionTruth:
-        """Return the truth about a pair."""
-        graphs = self.graph(pair.a.bare), self.graph(pair.b.bare)
-        return function_truth(*graphs, self.info(pair.a.debug), self.info(pair.b.debug))
-
-    def result(self, pair: programs.Pair) -> Result:
-        """Return what each contestant makes of a pair, kept."""
-        both = "-".join(digest(one.bare) for one in (pair.a, pair.b))
-        path = self.folder / "results" / f"{pair.program}-{both}-{self.code}.json"
-        there = kept(path)
-        if there is not None and self.enough(there):
-            there.pair = pair
-            return there
-        found = self.judge(pair)
-        if not found.broken:
-            keep(found, path)
-        return found
-
-    def enough(self, found: Result) -> bool:
-        """Return whether a kept result has all that is asked for now."""
-        there = found.failed.keys() | found.scores.keys()
-        return there >= self.peers.keys() and (not found.failed or found.limit >= self.limit)
+    folder: Path
+    peers_python: str
+    limit: int
+    peers: dict[str, tuple[str, ...]]
+    """Name → features that qbindiff does without."""
 
     def judge(self, pair: programs.Pair) -> Result:
         """Return what each contestant makes of a pair."""
-        truth = self.truth(pair)
-        a, b = truth.a.graph, truth.b.graph
+        a, b = graph_of(pair.a.bare), graph_of(pair.b.bare)
+        truth = function_truth(a, b, info_of(pair.a.debug), info_of(pair.b.debug))
         sizes = pair.a.bare.stat().st_size, pair.b.bare.stat().st_size
-        result = Result(pair, truth.matches, sizes=sizes, limit=self.limit)
+        result = Result(pair, truth.matches, sizes=sizes)
         answers: dict[str, Callable[[Graph, Graph], Pairs]] = {
             "random": at_random, "exact hash": exact, "opcode histogram": histogram,
             "structure": structure,
@@ -136,7 +93,6 @@ class Bench:
             found = self.qbindiff(pair, without)
             if found.failed:
                 result.failed[name] = found.failed
-                result.broken = not found.limit
                 continue
             result.scores[name], _ = judge_functions(truth, *rows(found.pairs, a, b))
             result.seconds[name] = found.cpu_seconds
@@ -177,16 +133,13 @@ class Bench:
         path = self.folder / "exports" / f"{one.name}-{digest}.BinExport"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"".join(binexport(self.graph(one.bare), digest)))
+            path.write_bytes(binexport(graph_of(one.bare), digest))
         return path
 
 
-def digest(*paths: Path) -> str:
-    """Return the begin of the SHA-256 of files."""
-    found = hashlib.sha256()
-    for path in paths:
-        found.update(hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()[:16]
+def digest(path: Path) -> str:
+    """Return the begin of the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
 # ---- simple answers ------------------------------------------------------------------------------
@@ -221,17 +174,12 @@ def exact(a: Graph, b: Graph) -> Pairs:
     """Match functions whose code, addresses left out, no other function has."""
     found = []
     for graph in (a, b):
-        hashes = [hashlib.sha256(text.encode()).digest() for text in texts(graph)]
-        counts = Counter(hashes)
-        found.append({one: row for row, one in enumerate(hashes) if counts[one] == 1})
+        code = [tuple(one) for one in instructions(graph)]
+        counts = Counter(code)
+        found.append({one: row for row, one in enumerate(code) if counts[one] == 1})
     both = sorted(found[0].keys() & found[1].keys())
     one, other = ([side[key] for key in both] for side in found)
     return np.asarray(one, np.int64), np.asarray(other, np.int64)
-
-
-def texts(graph: Graph) -> list[str]:
-    """Return the instructions of each function as text, without what linking decides."""
-    return ["\n".join(f"{name} {rest}" for name, rest in one) for one in instructions(graph)]
 
 
 def instructions(graph: Graph) -> list[list[tuple[str, str]]]:
@@ -317,10 +265,13 @@ def main(
 ) -> list[str]:
     """Build, measure; return the section for RESULTS.md."""
     made = programs.make(cache, names, kinds)
-    bench = Bench(cache, peers_python, limit, defaults)
+    peers: dict[str, tuple[str, ...]] = {THEIRS: ()}
+    if not defaults:
+        peers[NO_ADDRESSES] = ("addr",)
+    bench = Bench(cache / "diffing", peers_python, limit, peers)
     results = []
     for pair in made.pairs:
-        results.append(bench.result(pair))
+        results.append(bench.judge(pair))
         done = results[-1]
         print(pair.program, pair.kind, *(f"{k} {v.f1:.3f}" for k, v in done.scores.items()),
               flush=True)  # fmt: skip

@@ -1,7 +1,6 @@
-"""Diffing of large programs: 4,000 functions against 4,000, and 50,000 against 50,000.
+"""Diffing of large programs: SQLite at two levels, and 50,000 functions against 50,000.
 
-The first are two programs of the machine's git that share most of their functions, and SQLite at
-two levels. The last are made of copies of git at -O2 and at -O3 (`diffing_programs.py` builds it):
+The last are made of copies of git at -O2 and at -O3 (`diffing_programs.py` builds it):
 each copy has strings and large constants of its own, and all else in common with the others, so
 only these, callers, callees and the order of the functions tell copies apart. Symbols say which
 functions are the same; nothing else sees them.
@@ -28,15 +27,14 @@ import numpy as np
 
 import diffing_programs as programs
 from function_truth import Score
-from measure import highest
+from measure import highest, markdown
 from symbol_truth import read_truth
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
-from tokmill.x86.graph import Graph
+from tokmill.x86.graph import PLACES, Graph
 from tokmill.x86.graphs.graph_files import read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
 
-SMALL = (Path("/usr/lib/git-core/scalar"), Path("/usr/lib/git-core/git-shell"))
 MANY = 50_000
 """Functions of the large pair, at least, on each side."""
 LARGE_CONSTANT = 4_096
@@ -49,7 +47,10 @@ ROUNDS = 5
 
 
 def copies(graph: Graph, count: int) -> Graph:
-    """Return a program of so many copies of a graph, one behind the other."""
+    """Return a program of so many copies of a graph, one behind the other.
+
+    Stack slots, jump tables, symbols and data are left out.
+    """
     ends = [graph.function_address, graph.block_address, graph.import_address, graph.reference,
             graph.pointer_address, graph.pointer_target]  # fmt: skip
     span = 1 << int(max(int(one.max()) for one in ends if len(one))).bit_length()
@@ -71,7 +72,7 @@ def copies(graph: Graph, count: int) -> Graph:
     made: dict[str, Any] = {
         name: offsets(getattr(graph, name))
         for name in ("function_blocks", "block_bytes", "block_instructions", "block_edges",
-                     "block_strings", "block_constants", "block_references")
+                     "block_strings", "block_constants")
     }  # fmt: skip
     made |= {
         name: moved(getattr(graph, name))
@@ -81,7 +82,13 @@ def copies(graph: Graph, count: int) -> Graph:
     made |= {
         name: np.tile(getattr(graph, name), count) for name in ("code", "lengths", "edge_kind")
     }
+    made |= {
+        each.name: each.default_factory()
+        for each in dataclasses.fields(graph)
+        if each.name.startswith(("slot", "table", "import_slot", "symbol", "exports", "data"))
+    }
     shift = np.arange(count, dtype=np.uint32)[:, None] * np.uint32(len(graph.strings))
+    rows = np.arange(count)[:, None] * len(graph.lengths)
     numbers = range(count)
     return dataclasses.replace(
         graph,
@@ -89,6 +96,7 @@ def copies(graph: Graph, count: int) -> Graph:
         function_name=[""] * (count * len(graph.function_name)),
         unresolved=[],
         import_name=graph.import_name * count,
+        reference_place=(graph.reference_place[None, :] + PLACES * rows).reshape(-1),
         constant=np.concatenate([own(copy) for copy in numbers]),
         string=(graph.string[None, :] + shift).reshape(-1),
         strings=[f"{copy} {text}" for copy in numbers for text in graph.strings],
@@ -146,10 +154,8 @@ def measure(first: str, second: str, rounds: str, truth: str) -> None:
         seconds.append(time.perf_counter() - began[0])
         busy.append(time.process_time() - began[1])
     peak = highest()
-    f1 = None
-    if truth != "-":
-        with np.load(truth) as kept:
-            f1 = judge((kept["a"], kept["b"]), diff.function_a, diff.function_b).f1
+    with np.load(truth) as kept:
+        f1 = judge((kept["a"], kept["b"]), diff.function_a, diff.function_b).f1
     sizes = [
         (len(one.function_address), len(one.block_address), len(one.lengths)) for one in (a, b)
     ]
@@ -158,63 +164,45 @@ def measure(first: str, second: str, rounds: str, truth: str) -> None:
     }))  # fmt: skip
 
 
-def row(title: str, files: Sequence[Path], rounds: int, truth: Path | None = None) -> str:
-    """Return the row of a pair, compared in a child."""
-    words = [sys.executable, __file__, "--measure", *files, rounds, truth or "-"]
-    done = subprocess.run(
-        [str(word) for word in words], stdout=subprocess.PIPE, text=True, check=True
-    )
-    found = json.loads(done.stdout)
-    cells = [
-        " and ".join(f"{side[place]:,}" for side in found["sizes"]) for place in range(2)
-    ]  # fmt: skip
-    f1 = "–" if found["f1"] is None else f"{found['f1']:.3f}"
-    return (
-        f"| {title} | {' | '.join(cells)} | {np.median(found['seconds']):,.2f} "
-        f"| {np.median(found['cpu']):,.2f} | {found['reading']:,.2f} "
-        f"| {found['peak'] / 2**20:,.0f} | {f1} |"
-    )
+def row(
+    cache: Path, title: str, name: str, levels: Sequence[str], least: int, rounds: int
+) -> list[str]:
+    """Return the row of a program at two levels, in copies of at least so many functions.
 
-
-def sides(
-    folder: Path, bare: Sequence[Path], debug: Sequence[Path], count: int = 1
-) -> tuple[list[Path], Path | None]:
-    """Write graphs of so many copies, and who is whose partner if there are symbols."""
+    Graphs are written to files, and compared in a child.
+    """
+    folder = cache / "diffing" / "scale"
     folder.mkdir(parents=True, exist_ok=True)
-    graphs = [lift(path, facts=True) for path in bare]
-    truth = None
-    if debug:
-        truth = folder / f"{bare[0].name}-{count}.npz"
-        both = [names_of(path, graph) for path, graph in zip(debug, graphs, strict=True)]
-        own = labels(both[0], both[1], count)
-        np.savez(truth, a=own[0], b=own[1])
-    files = []
-    for path, graph in zip(bare, graphs, strict=True):
-        files.append(folder / f"{path.name}-{count}.parquet")
-        write_graph(copies(graph, count) if count > 1 else graph, files[-1])
-    return files, truth
+    built = [programs.build(cache, name, "gcc", level) for level in levels]
+    graphs = [lift(one.bare, facts=True) for one in built]
+    count = -(-least // min(len(graph.function_address) for graph in graphs))
+    names = [names_of(one.debug, graph) for one, graph in zip(built, graphs, strict=True)]
+    a, b = labels(names[0], names[1], count)
+    truth = folder / f"{name}-{count}.npz"
+    np.savez(truth, a=a, b=b)
+    files = [folder / f"{one.name}-{count}.parquet" for one in built]
+    for graph, file in zip(graphs, files, strict=True):
+        write_graph(copies(graph, count) if count > 1 else graph, file)
+    words = [sys.executable, __file__, "--measure", *files, rounds, truth]
+    done = subprocess.run(list(map(str, words)), stdout=subprocess.PIPE, text=True, check=True)
+    found = json.loads(done.stdout)
+    cells = [" and ".join(f"{side[place]:,}" for side in found["sizes"]) for place in range(2)]
+    times = np.median(found["seconds"]), np.median(found["cpu"]), found["reading"]
+    cells += [f"{one:,.2f}" for one in times]
+    return [title.format(count), *cells, f"{found['peak'] / 2**20:,.0f}", f"{found['f1']:.3f}"]
 
 
 def main(cache: Path, large: bool) -> list[str]:
     """Measure; return the table."""
-    folder = cache / "diffing" / "scale"
-    lines = [
-        "| pair | functions | blocks | seconds | CPU seconds | reading the files, seconds "
-        "| peak MiB | F1 of functions |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    if not large:
-        if all(path.exists() for path in SMALL):
-            files, _ = sides(folder, SMALL, ())
-            lines.append(row("`scalar`, `git-shell`", files, ROUNDS))
-        a, b = (programs.build(cache, "sqlite", "gcc", level) for level in ("O0", "O2"))
-        files, truth = sides(folder, (a.bare, b.bare), (a.debug, b.debug))
-        return [*lines, row("sqlite O0 ↔ O2", files, ROUNDS, truth)]
-    a, b = (programs.build(cache, "git", "gcc", level) for level in ("O2", "O3"))
-    least = min(len(lift(one.bare).function_address) for one in (a, b))
-    count = -(-MANY // least)
-    files, truth = sides(folder, (a.bare, b.bare), (a.debug, b.debug), count)
-    return [*lines, row(f"{count} copies of git O2 ↔ O3", files, 1, truth)]
+    head = [
+        "pair", "functions", "blocks", "seconds", "CPU seconds", "reading the files, seconds",
+        "peak MiB", "F1 of functions",
+    ]  # fmt: skip
+    if large:
+        one = row(cache, "{} copies of git O2 ↔ O3", "git", ("O2", "O3"), MANY, 1)
+    else:
+        one = row(cache, "sqlite O0 ↔ O2", "sqlite", ("O0", "O2"), 1, ROUNDS)
+    return markdown(head, [one])
 
 
 if __name__ == "__main__":

@@ -6,14 +6,10 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
-
-import msgspec
 
 import diffing_programs as programs
 from function_truth import LeftOut, Score
-from tokmill.base.files import write_file
+from measure import markdown
 
 THEIRS, OURS = "qbindiff", "tokmill"
 NO_ADDRESSES = "qbindiff without `addr`"
@@ -35,91 +31,56 @@ class Result:
     left_out: LeftOut = field(default_factory=LeftOut)
     sizes: tuple[int, int] = (0, 0)
     """Bytes of the two stripped files."""
-    limit: int = 0
-    """CPU seconds that qbindiff had."""
-    broken: bool = False
-    """Whether qbindiff could not be run."""
-
-
-def keep(result: Result, path: Path) -> None:
-    """Write a result as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, msgspec.json.encode(result, enc_hook=str).decode())
-
-
-def kept(path: Path) -> Result | None:
-    """Return a result that was written; None where there is none."""
-
-    def read(kind: type, value: Any) -> Any:
-        return Path(value) if kind is Path else Counter(value)
-
-    if not path.exists():
-        return None
-    return msgspec.json.decode(path.read_bytes(), type=Result, dec_hook=read)
 
 
 def table(results: Sequence[Result], names: Sequence[str]) -> list[str]:
     """Return F1 of functions a pair."""
-    lines = [
-        f"| pair | functions | KiB | {' | '.join(names)} |",
-        f"|---|---|---|{'---|' * len(names)}",
-    ]
+    rows = []
     for one in results:
-        cells = [
-            f"{one.scores[n].f1:.3f}"
-            if n in one.scores
-            else "no answer"
-            if n in one.failed
-            else "–"
-            for n in names
-        ]
-        star = "" if one.pair.held_out else " *"
-        lines.append(
-            f"| {one.pair.program}{star} {one.pair.kind} | {one.matches:,} | "
-            f"{max(one.sizes) >> 10:,} | {' | '.join(cells)} |"
-        )
-    return lines
+        absent = {name: "no answer" if name in one.failed else "–" for name in names}
+        cells = absent | {name: f"{score.f1:.3f}" for name, score in one.scores.items()}
+        pair = f"{one.pair.program}{'' if one.pair.held_out else ' *'} {one.pair.kind}"
+        size = f"{max(one.sizes) >> 10:,}"
+        rows.append([pair, f"{one.matches:,}", size, *(cells[name] for name in names)])
+    return markdown(["pair", "functions", "KiB", *names], rows)
 
 
 def means(results: Sequence[Result], names: Sequence[str]) -> list[str]:
     """Return mean F1 by kind of pair, over held-out programs and over all."""
-    lines = [
-        f"| mean of | pairs | {' | '.join(names)} | tokmill − qbindiff |",
-        f"|---|---|{'---|' * (len(names) + 1)}",
-    ]
+    rows = []
     held_out = [one for one in results if one.pair.held_out]
     kinds = list(dict.fromkeys(one.pair.kind for one in results))
     for title, some in (("held out", held_out), ("all", results)):
         for kind in kinds:
-            lines += mean(f"{title}, {kind}", [one for one in some if one.pair.kind == kind], names)
-        lines += mean(f"**{title}**", some, names)
-    return lines
+            rows += mean(f"{title}, {kind}", [one for one in some if one.pair.kind == kind], names)
+        rows += mean(f"**{title}**", some, names)
+    return markdown(["mean of", "pairs", *names, "tokmill − qbindiff"], rows)
 
 
-def mean(title: str, results: Sequence[Result], names: Sequence[str]) -> list[str]:
+def mean(title: str, results: Sequence[Result], names: Sequence[str]) -> list[list[str]]:
     """Return the row of the pairs that qbindiff has answered by its defaults.
 
     If some it has not, a second row has all pairs, where no answer counts as an F1 of 0.
     """
     whole = [one for one in results if THEIRS in one.scores]
-    lines = [_row(title, whole, names)] if whole else []
+    rows = [_row(title, whole, names)] if whole else []
     if len(whole) < len(results):
-        lines.append(_row(f"{title}, no answer = 0", results, names))
-    return lines
+        rows.append(_row(f"{title}, no answer = 0", results, names))
+    return rows
 
 
-def _row(title: str, results: Sequence[Result], names: Sequence[str]) -> str:
+def _row(title: str, results: Sequence[Result], names: Sequence[str]) -> list[str]:
     found = {}
     for name in names:
         # What was not tried on all of these has no mean that can be compared.
         if all(name in one.scores or name in one.failed for one in results):
             scores = [one.scores[name].f1 if name in one.scores else 0.0 for one in results]
             found[name] = statistics.mean(scores)
-    cells = " | ".join(f"{found[name]:.3f}" if name in found else "–" for name in names)
+    cells = [f"{found[name]:.3f}" if name in found else "–" for name in names]
     # A limit of ours is no measure of how much better an answer is.
     ended = all(THEIRS in one.scores for one in results)
     gain = f"{found[OURS] - found[THEIRS]:+.3f}" if ended else "–"
-    return f"| {title} | {len(results)} | {cells} | {gain} |"
+    return [title, str(len(results)), *cells, gain]
 
 
 def details(results: Sequence[Result]) -> list[str]:

@@ -19,6 +19,7 @@ import torch
 
 import corpus
 from jsonl_store import tokmill
+from measure import TOKMILL, markdown
 from tokmill.feed.feed import Feed
 from tokmill.models.model import Inputs
 from tokmill.models.transformers.transformer import Decoder, DecoderConfig
@@ -51,16 +52,10 @@ def files(cache: Path) -> tuple[Path, Path]:
         command = tokmill(cache / "text-400.jsonl", cache / "tokenizer.json", store)
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         flat.unlink(missing_ok=True)
-    export(store, "bin", flat, flat)
-    return store, flat
-
-
-def export(store: Path, kind: str, out: Path, made: Path) -> None:
-    """Write a store in another format, unless it is there."""
-    if not made.exists():
-        program = str(Path(sys.executable).parent / "tokmill")
-        command = [program, "store", "export", kind, str(store), "-o", str(out)]
+    if not flat.exists():
+        command = [TOKMILL, "store", "export", "bin", str(store), "-o", str(flat)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return store, flat
 
 
 def make_task(store: Store, rows: str) -> Task:
@@ -95,11 +90,11 @@ def verify(store: Store, flat: Path) -> None:
 
 def in_turns(contestants: dict[str, Callable[[int], float]], rounds: int) -> dict[str, float]:
     """Return the least seconds a batch of each contestant, who take the number of the round."""
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    best = dict.fromkeys(contestants, np.inf)
     for number in range(rounds):
         for name, contestant in contestants.items():
-            seconds[name].append(contestant(number))
-    return {name: min(found) for name, found in seconds.items()}
+            best[name] = min(best[name], contestant(number))
+    return best
 
 
 def here(work: Callable[[int], Any]) -> Callable[[int], float]:
@@ -142,12 +137,14 @@ def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
         },
         rounds,
     )
-    lines = ["| loader | batches/s | million tokens/s | against the first |", "|---|---|---|---|"]
-    return lines + [
-        f"| {name} | {1 / seconds:,.0f} | {ROWS * LENGTH / seconds / 1e6:,.0f} | "
-        f"{best[first] / seconds:.2f} |"
+    rows = [
+        [
+            name, f"{1 / seconds:,.0f}", f"{ROWS * LENGTH / seconds / 1e6:,.0f}",
+            f"{best[first] / seconds:.2f}",
+        ]
         for name, seconds in best.items()
-    ]
+    ]  # fmt: skip
+    return markdown(["loader", "batches/s", "million tokens/s", "against the first"], rows)
 
 
 def resumes(cache: Path, rounds: int) -> list[str]:
@@ -158,11 +155,8 @@ def resumes(cache: Path, rounds: int) -> list[str]:
     best = in_turns(
         {kind: child(sys.executable, script, str(place), kind) for kind in kinds}, rounds
     )
-    return [
-        f"| first batch of a fresh process at step {RESUMED:,}, imports left out | seconds |",
-        "|---|---|",
-        *(f"| {kind} | {best[kind]:.3f} |" for kind in kinds),
-    ]
+    what = f"first batch of a fresh process at step {RESUMED:,}, imports left out"
+    return markdown([what, "seconds"], [[kind, f"{best[kind]:.3f}"] for kind in kinds])
 
 
 def resume(place: str, kind: str) -> float:

@@ -6,13 +6,13 @@ The gate: ids equal to the peer's, document by document, before anything is time
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow.json
+import pyarrow.parquet
 
-from measure import Contestant, interleave, run_once, table
+from measure import TOKMILL, Contestant, interleave, run_once, table
 from tokmill import Store
 
 HERE = Path(__file__).parent
@@ -29,7 +29,7 @@ def remove(path: Path) -> None:
 def tokmill(source: Path, tokenizer: Path, out: Path, *more: str, kind: str = "jsonl") -> list[str]:
     """Return the command that builds a store of the texts alone."""
     return [
-        str(Path(sys.executable).parent / "tokmill"),
+        TOKMILL,
         *("build", kind, str(source), "-o", str(out), "--tokenizer", str(tokenizer)),
         *("--field", "text", "-q", *more),
     ]
@@ -130,12 +130,9 @@ def parquet(cache: Path, megabytes: int, rounds: int) -> list[str]:
     source, tokenizer = cache / f"text-{megabytes}.jsonl", cache / "tokenizer.json"
     table_path, store = cache / f"text-{megabytes}.parquet", cache / "store"
     if not table_path.exists():
-        code = (
-            "import sys, pyarrow.json as j, pyarrow.parquet as p;"
-            "o = j.ReadOptions(block_size=1 << 24);"
-            "p.write_table(j.read_json(sys.argv[1], o), sys.argv[2], row_group_size=4096)"
-        )
-        subprocess.run([sys.executable, "-c", code, str(source), str(table_path)], check=True)
+        options = pyarrow.json.ReadOptions(block_size=1 << 24)
+        records = pyarrow.json.read_json(source, options)
+        pyarrow.parquet.write_table(records, table_path, row_group_size=4096)
     contestants = [
         Contestant(
             name,

@@ -30,5 +30,3 @@ LEVEL_1: dict[str, str] = {
     "87 convolution, pointwise": "conv_2d_nchw 1 16 64 64 1",
 }
 """Number and name of a problem → a line of sizes."""
-MOST = 24_000_000
-"""Iterations of the body that a problem has at most."""

@@ -6,7 +6,6 @@ import hashlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +24,7 @@ NAMES = {"tokmill": "tokmill", "angr": "angr", "smda": "SMDA", "objdump": "objdu
 
 
 class Found(msgspec.Struct):
-    """What one contestant made of one program; `angr` keeps its answer beside."""
+    """What one contestant made of one program."""
 
     seconds: float = 0.0
     """CPU time, imports left out; of objdump that of the whole process."""
@@ -37,24 +36,6 @@ class Found(msgspec.Struct):
     failed: str = ""
 
 
-class Angr(msgspec.Struct):
-    """angr's answer, and the seconds of the whole process."""
-
-    whole: float = 0.0
-    answer: angr.Answer = angr.Answer()
-    failed: str = ""
-
-    @property
-    def seconds(self) -> float:
-        """Imports left out."""
-        return self.answer.seconds
-
-    @property
-    def peak(self) -> int:
-        """Its largest resident bytes."""
-        return self.answer.peak
-
-
 @dataclass
 class Bench:
     """Where things are, and whether earlier answers count."""
@@ -62,46 +43,35 @@ class Bench:
     folder: Path
     peers_python: str
     reuse: bool
-    made: set[Path] = field(default_factory=set)
+    found: dict[tuple[str, Path], Found] = field(default_factory=dict)
     """Answers of this run, which count in any case."""
 
-    def found(self, who: str, path: Path, make: Callable[[Path], msgspec.Struct]) -> bytes:
-        """Return the JSON that a contestant makes of a program, kept by the program's digest."""
+    def run(self, who: str, path: Path) -> Found:
+        """Return what a contestant found, kept by the program's digest."""
+        make = {
+            "tokmill": self._tokmill,
+            "angr": self._angr,
+            "smda": self._smda,
+            "objdump": self._objdump,
+        }[who]
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         kept = self.folder / who / f"{path.name}-{digest}.json"
-        if kept in self.made or (self.reuse and kept.exists()):
-            return kept.read_bytes()
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        data = msgspec.json.encode(make(path))
-        kept.write_bytes(data)
-        self.made.add(kept)
-        return data
+        if self.reuse and kept.exists():
+            return msgspec.json.decode(kept.read_bytes(), type=Found)
+        if (who, path) not in self.found:
+            self.found[who, path] = make(path)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            kept.write_bytes(msgspec.json.encode(self.found[who, path]))
+        return self.found[who, path]
 
-    def run(self, who: str, path: Path) -> Found:
-        """Return what a contestant found."""
-        if who == "angr":
-            answer = self.angr(path)
-            return Found(
-                answer.seconds,
-                answer.whole,
-                answer.peak,
-                [address for address, _ in answer.answer.functions],
-                answer.failed,
-            )
-        make = {"tokmill": self._tokmill, "smda": self._smda, "objdump": self._objdump}[who]
-        return msgspec.json.decode(self.found(who, path, make), type=Found)
-
-    def angr(self, path: Path) -> Angr:
-        """Return what angr found."""
-        return msgspec.json.decode(self.found("angr", path, self._angr), type=Angr)
-
-    def _angr(self, path: Path) -> Angr:
+    def _angr(self, path: Path) -> Found:
         started = time.perf_counter()
         try:
             answer = angr.analyse(path, seconds=LIMIT)
         except TokmillError as error:
-            return Angr(failed=error.what)
-        return Angr(time.perf_counter() - started, answer)
+            return Found(failed=error.what)
+        starts = [address for address, _ in answer.functions]
+        return Found(answer.seconds, time.perf_counter() - started, answer.peak, starts)
 
     def _tokmill(self, path: Path) -> Found:
         script = str(PEERS / "native_lift.py")

@@ -14,7 +14,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ import numpy as np
 import programs
 from function_truth import Score
 from lifters import NAMES, ROUNDS, Bench
+from measure import markdown
 from symbol_truth import read_truth, score
 from tokmill.store.schema import Array
 from tokmill.x86.image.program import open_program
@@ -40,30 +40,21 @@ def starts_of(path: Path, starts: Sequence[int]) -> Array:
     return found[kept]
 
 
-@dataclass(frozen=True)
-class Row:
-    """A row of a table of function starts: a name, and which programs count."""
-
-    name: str
-    takes: Callable[[programs.Case], bool]
-
-
-ROWS = [
-    *(
-        Row(f"{compiler} -{level}", lambda case, c=compiler, v=level: (
-            case.kind in ("C", "C++") and (case.compiler, case.level) == (c, v)
-        ))
+def groups(cases: Sequence[programs.Case]) -> dict[str, list[programs.Case]]:
+    """Return row of a table of function starts → the programs that count."""
+    plain = [case for case in cases if case.kind in ("C", "C++")]
+    found = {
+        f"{compiler} -{level}": [
+            case for case in plain if (case.compiler, case.level) == (compiler, level)
+        ]
         for compiler in ("gcc", "clang")
         for level in programs.LEVELS
-    ),
-    Row("**all of these**", lambda case: case.kind in ("C", "C++")),
-    Row("random bytes between functions", lambda case: case.kind == "junk"),
-    Row("PE, mingw-w64", lambda case: case.kind == "PE"),
-    *(
-        Row(kind, lambda case, one=kind: case.kind == one)
-        for kind in programs.OPTIONS
-    ),
-]  # fmt: skip
+    }
+    return found | {
+        "**all of these**": plain,
+        "random bytes between functions": [case for case in cases if case.kind == "junk"],
+        "PE, mingw-w64": [case for case in cases if case.kind == "PE"],
+    }
 
 
 def starts_table(
@@ -86,16 +77,14 @@ def starts_table(
             else:
                 starts = starts_of(path, found.starts)
                 scores[case.name, who] = score(starts, truth)
-    lines = [
-        f"| built by | programs | functions | {' | '.join(NAMES.values())} |",
-        f"|---|---|---|{'---|' * len(NAMES)}",
-    ]
-    for row in ROWS:
-        names = [case.name for case in cases if case.name in sizes and row.takes(case)]
+    rows = []
+    for title, some in groups(cases).items():
+        names = [case.name for case in some if case.name in sizes]
         if names:
             cells = [_cell([scores.get((name, who)) for name in names]) for who in NAMES]
             functions = sum(sizes[name] for name in names)
-            lines.append(f"| {row.name} | {len(names)} | {functions:,} | {' | '.join(cells)} |")
+            rows.append([title, str(len(names)), f"{functions:,}", *cells])
+    lines = markdown(["built by", "programs", "functions", *NAMES.values()], rows)
     return lines + ["", *(f"- No answer: {one}." for one in failures)] if failures else lines
 
 
@@ -115,16 +104,12 @@ def code_size(path: Path) -> int:
 
 def speed(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
     """Return seconds and memory: medians of small programs, and each large one."""
-    groups: dict[str, list[programs.Case]] = {}
+    sized: dict[str, list[programs.Case]] = {}
     for case in cases:
         large = code_size(case.stripped) >= LARGE
-        groups.setdefault(case.name if large else "", []).append(case)
-    lines = [
-        "| program | code, KB | contestant | CPU seconds | whole process, seconds | peak MiB | "
-        "CPU / tokmill | peak / tokmill |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, members in sorted(groups.items(), key=lambda one: one[0]):
+        sized.setdefault(case.name if large else "", []).append(case)
+    rows = []
+    for name, members in sorted(sized.items()):
         title = name or f"median of {len(members)} below {LARGE >> 20} MiB of code"
         size = statistics.median(code_size(case.stripped) for case in members) / 1000
         ours = [bench.run("tokmill", case.stripped) for case in members]
@@ -132,7 +117,7 @@ def speed(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
             theirs = [bench.run(who, case.stripped) for case in members]
             pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if not b.failed]
             if not pairs:
-                lines.append(f"| {title} | {size:,.0f} | {NAMES[who]} | no answer | | | | |")
+                rows.append([title, f"{size:,.0f}", NAMES[who], "no answer", "", "", "", ""])
                 continue
             cells = [
                 f"{statistics.median(b.seconds for _, b in pairs):.2f}",
@@ -142,8 +127,12 @@ def speed(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
                 f"{statistics.median(b.peak / a.peak for a, b in pairs):.1f}",
             ]
             left = f" ({len(pairs)})" if len(pairs) < len(members) else ""
-            lines.append(f"| {title} | {size:,.0f} | {NAMES[who]}{left} | {' | '.join(cells)} |")
-    return lines
+            rows.append([title, f"{size:,.0f}", f"{NAMES[who]}{left}", *cells])
+    head = [
+        "program", "code, KB", "contestant", "CPU seconds", "whole process, seconds", "peak MiB",
+        "CPU / tokmill", "peak / tokmill",
+    ]  # fmt: skip
+    return markdown(head, rows)
 
 
 def main(cache: Path, peers_python: str, *, reuse: bool = False) -> list[str]:

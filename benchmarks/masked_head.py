@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from measure import highest
+from measure import highest, markdown
 from tokmill.models.heads import Heads, Transform
 from tokmill.models.model import Inputs, Tensors, predicted, taken
 from tokmill.models.transformers.transformer import Encoder, EncoderConfig
@@ -198,13 +198,13 @@ def main(rounds: int = 8) -> list[str]:
         f"layers, 512 wide, {VOCAB:,} ids, fp32, {threads} threads; best of turns, losses equal",
         "to 1e-6.",
         "",
-        "| what | ms a step | CPU ms a step | peak MiB above the weights |",
-        "|---|---|---|---|",
     ]
+    rows = []
     for way in WAYS:
         wall, busy = (1e3 * min(column) for column in zip(*times[way], strict=True))
-        lines.append(f"| {way} | {wall:,.0f} | {busy:,.0f} | {peak(way) / 2**20:,.0f} |")
-    return lines
+        rows.append([way, f"{wall:,.0f}", f"{busy:,.0f}", f"{peak(way) / 2**20:,.0f}"])
+    head = ["what", "ms a step", "CPU ms a step", "peak MiB above the weights"]
+    return lines + markdown(head, rows)
 
 
 if __name__ == "__main__":

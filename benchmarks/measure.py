@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+TOKMILL = str(Path(sys.executable).parent / "tokmill")
 
 
 @dataclass
@@ -100,15 +103,22 @@ def interleave(contestants: Sequence[Contestant], rounds: int) -> None:
             run_once(contestant)
 
 
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table."""
+    lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
+    return [lines[0], "|" + "---|" * len(head), *lines[1:]]
+
+
 def table(contestants: Sequence[Contestant], against: Contestant, megabytes: float) -> list[str]:
     """Return Markdown rows: seconds, MB/s, peak memory, ratio to one of them."""
-    lines = ["| program | seconds | MB/s | peak MiB | wall time / first |", "|---|---|---|---|---|"]
-    for one in contestants:
-        lines.append(
-            f"| {one.name} | {one.best:.2f} | {megabytes / one.best:.0f} | "
-            f"{one.memory / 2**20:.0f} | {one.best / against.best:.2f} |"
-        )
-    return lines
+    rows = [
+        [
+            one.name, f"{one.best:.2f}", f"{megabytes / one.best:.0f}",
+            f"{one.memory / 2**20:.0f}", f"{one.best / against.best:.2f}",
+        ]
+        for one in contestants
+    ]  # fmt: skip
+    return markdown(["program", "seconds", "MB/s", "peak MiB", "wall time / first"], rows)
 
 
 def highest() -> int:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from measure import markdown
 from tokmill.mlir.loops import legal
 from tokmill.mlir.loops import schedule as actions
 from tokmill.mlir.modules import problem
@@ -74,12 +75,12 @@ def observations(model_type: str, config: dict[str, Any]) -> tuple[Any, list[Any
                 chosen = tuple(legal.TILES[index] for index in cut)
                 state = legal.take(state, actions.Tile(operation.tag, chosen))
         states.append((state, views.producer_of(one, operation)))
-    best = np.inf
+    seconds = []
     for _ in range(ROUNDS):
         begin = time.process_time()
         found = [view(state, producer) for state, producer in states]
-        best = min(best, time.process_time() - begin)
-    return view.spaces(), found, best
+        seconds.append(time.process_time() - begin)
+    return view.spaces(), found, min(seconds)
 
 
 def peer_of(embedding: DistilBert, given: dict[str, Tensor]) -> Callable[[], Tensor]:
@@ -125,22 +126,23 @@ def main() -> list[str]:
     forward = times({**calls, **{f"{name} peer": one for name, one in peers.items()}}, acting)
     update = times(calls, learning)
     torch.set_num_threads(threads)
-    lines = [
+    rows = []
+    for name, (weights, length, seconds) in facts.items():
+        mine, other = forward[name], forward.get(f"{name} peer")
+        beside = [f"{other * 1e3:.1f} ms", f"{other / mine:.2f}"] if other else ["–", "–"]
+        rows.append([
+            name, f"{weights / 1e6:.2f} M", str(length), f"{seconds * 1e3:.1f} ms",
+            f"{mine * 1e3:.1f} ms", *beside, f"{update[name] * 1e3:.1f} ms",
+        ])  # fmt: skip
+    head = [
+        "embedding", "weights", "tokens", "observations", "forward", "peer", "ratio", "update"
+    ]  # fmt: skip
+    return [
         f"Batches of {ROWS} operations, CPU time of one thread, best of {ROUNDS} rounds. "
         "Peer: transformers' DistilBertModel of the same sizes.",
         "",
-        "| embedding | weights | tokens | observations | forward | peer | ratio | update |",
-        "|---|---|---|---|---|---|---|---|",
+        *markdown(head, rows),
     ]
-    for name, (weights, length, seconds) in facts.items():
-        other = forward.get(f"{name} peer")
-        lines.append(
-            f"| {name} | {weights / 1e6:.2f} M | {length} | {seconds * 1e3:.1f} ms "
-            f"| {forward[name] * 1e3:.1f} ms "
-            + (f"| {other * 1e3:.1f} ms | {other / forward[name]:.2f} " if other else "| – | – ")
-            + f"| {update[name] * 1e3:.1f} ms |"
-        )
-    return lines
 
 
 def acting(call: Callable[[], Tensor]) -> None:

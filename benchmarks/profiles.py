@@ -7,14 +7,11 @@ profile --measured`). Below CACHE/profiles lie
     NAME.bb.gz .pc .map        basic block vectors, where blocks lie, what was mapped
     NAME.intervals.csv         instructions, CPI and miss rates of each interval
     NAME.about.json            the command, the weights of the model, how far two halves differ
-    made.json                  the machine, and why a program was left out
+    made.json                  the scale of the inputs, and why a program was left out
 
-and with --store two stores: blocks/ (basic blocks of all programs and libraries) and store/
-(`tokmill build bbv`), always made anew of the profiles that are there. Programs that were profiled
-are kept, so the same command goes on where it was stopped; --seconds N begins no further program
-after so long, and then ends with exit code 3.
+Programs that were profiled are kept, so the same command goes on where it was stopped.
 
-    python benchmarks/profiles.py CACHE [--scale 0.3] [--runs 25] [--only gzip …] [--store]
+    python benchmarks/profiles.py CACHE [--scale 0.3] [--runs 25] [--only gzip …]
 """
 
 from __future__ import annotations
@@ -22,29 +19,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shutil
 import subprocess
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
-import tokmill
 from tokmill.base.errors import TokmillError
-from tokmill.bbv.traces.addresses import read_maps
-from tokmill.bbv.traces.cpi import read_measures
 from tokmill.bbv.traces.profile import Asked, profile
-from tokmill.builds.plan import How
 
-INTERVALS = 300
-NOT_ALL = 3
-"""Exit code if programs are left for another time."""
 TEXT_BYTES = 12_000_000
 """Of a usual text at scale 1."""
 SCALE = 0.3
@@ -224,29 +211,12 @@ def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
     }  # fmt: skip
 
 
-def machine() -> dict[str, object]:
-    facts = {"python": platform.python_version(), "kernel": platform.release()}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("model name", "cache size"):
-            facts.setdefault(name.strip(), value.strip())
-    for tool in ("gcc", "valgrind"):
-        said = subprocess.run([tool, "--version"], capture_output=True, text=True, check=False)
-        facts[tool] = said.stdout.partition("\n")[0]
-    return facts
-
-
-def main() -> int:
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("cache", type=Path)
     options.add_argument("--scale", type=float, default=SCALE, help="size of the inputs")
     options.add_argument("--runs", type=int, default=25, help="timed runs of each program")
-    options.add_argument("--intervals", type=int, default=INTERVALS)
     options.add_argument("--only", nargs="*", default=[], help="programs")
-    options.add_argument("--seconds", type=float, default=np.inf, help="begin none after that")
-    options.add_argument("--store", action="store_true", help="build the stores, too")
     asked = options.parse_args()
     folder = asked.cache / "profiles"
     inputs = Inputs(folder / "inputs", asked.scale)
@@ -260,16 +230,12 @@ def main() -> int:
         options.error(f"{folder} has programs at scale {before['scale']}: remove it, or --scale it")
     left_out: dict[str, str] = before.get("left_out", {})
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    how = Asked(measured=True, intervals=asked.intervals, runs=asked.runs)
+    how = Asked(measured=True, intervals=300, runs=asked.runs)
     table = commands(inputs)
-    since = time.monotonic()
     for name in asked.only or table:
         if (folder / f"{name}.intervals.csv").exists():
             continue
         began = time.monotonic()
-        if began - since > asked.seconds:
-            print(f"{name} and what follows: another time", flush=True)
-            return NOT_ALL
         left_out.pop(name, None)
         try:
             found = profile(table[name](), folder, how, name=name)
@@ -285,44 +251,9 @@ def main() -> int:
                 f"{time.monotonic() - began:.0f} s",
                 flush=True,
             )
-        state = {"machine": machine(), "scale": asked.scale, "left_out": left_out}
-        report.write_bytes(msgspec.json.format(msgspec.json.encode(state)) + b"\n")
-    if asked.store:
-        stores(folder)
-    summary(folder)
-    return 0
-
-
-def stores(folder: Path) -> None:
-    """Build the store of blocks of everything that ran, and the store of the executions.
-
-    Those of another time are replaced: they may lack programs, or be of an older tokmill.
-    """
-    ran = {one.path for path in folder.glob("*.map") for one in read_maps(path)}
-    files = sorted(path for path in ran if Path(path).is_file() and "/markers-" not in path)
-    how = How(quiet=True, fresh=True)
-    tokmill.build("x86", files, folder / "blocks", unit="block", how=how)
-    traces = sorted(map(str, folder.glob("*.bb.gz")))
-    store = tokmill.build("bbv", traces, folder / "store", blocks=[str(folder / "blocks")], how=how)
-    notes = store.manifest.notes
-    share = notes["instructions joined"] / notes["instructions"]
-    print(f"{store.records:,} intervals, {share:.2%} of the instructions joined")
-
-
-def summary(folder: Path) -> None:
-    """Print what there is, a line a program."""
-    print("| program | intervals | mean CPI | spread | halves differ |")
-    print("|---|---|---|---|---|")
-    for path in sorted(folder.glob("*.intervals.csv")):
-        name = path.name.removesuffix(".intervals.csv")
-        about = json.loads((folder / f"{name}.about.json").read_text())
-        cpi = read_measures(path).cpi["measured"]
-        print(
-            f"| {name} | {len(cpi)} | {np.nanmean(cpi):.3f} "
-            f"| {np.nanstd(cpi) / np.nanmean(cpi):.1%} "
-            f"| {about['measured']['halves_differ']:.1%} |"
-        )
+        state = {"scale": asked.scale, "left_out": left_out}
+        report.write_text(json.dumps(state, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

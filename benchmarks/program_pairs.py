@@ -12,7 +12,7 @@ CACHE/pairs lie
 
 What was made is kept, so the same command goes on. What cannot be fetched or built is named.
 
-    python benchmarks/program_pairs.py CACHE [--small | --package NAME --level O0 --program ls …]
+    python benchmarks/program_pairs.py CACHE [--small | --package NAME --level O0 …]
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from programs import PROGRAMS, Failed, fetch, release, run
 
@@ -46,10 +47,6 @@ KINDS = (
 )
 """Pairs within a version; between versions it is gcc at O2."""
 ELF = b"\x7fELF"
-FLAT = {"coreutils": "src"}
-"""Packages whose programs one Makefile makes one by one, and where they lie there."""
-BUILT = "include Makefile\nbuilt: $(BUILT_SOURCES)\n"
-"""A Makefile that makes what the sources include, without compiling any."""
 
 
 @dataclass
@@ -57,9 +54,13 @@ class Made:
     """What lies in the folder, and what does not."""
 
     folder: Path
-    only: tuple[str, ...] = ()
-    """Programs that are wanted of the packages `FLAT`; none: all."""
     left_out: list[str] = field(default_factory=list)
+
+    def write_about(self, names: Sequence[str]) -> None:
+        """Write the versions of compilers, and what was left out."""
+        facts: dict[str, Any] = {"compilers": compilers(names), "layout": LAYOUT}
+        facts |= {"left_out": self.left_out, "programs": len(self.programs())}
+        (self.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def programs(self) -> list[str]:
         """Return the names of all stripped programs."""
@@ -103,7 +104,7 @@ def trees(package: str, made: Made, versions: int) -> Iterator[Tree]:
 
 def build(tree: Tree, compiler: str, levels: Sequence[str], made: Made, jobs: int) -> None:
     """Compile all programs of a tree with one compiler at the levels that are missing."""
-    missing = [level for level in levels if not _there(tree, compiler, level, made)]
+    missing = [level for level in levels if not done(tree, compiler, level, made).exists()]
     if not missing:
         return
     if shutil.which(compiler) is None:
@@ -121,14 +122,6 @@ def build(tree: Tree, compiler: str, levels: Sequence[str], made: Made, jobs: in
         except Failed as error:
             made.left_out.append(f"{tree.name} with {compiler} at {level}: {error}")
     shutil.rmtree(work)
-
-
-def _there(tree: Tree, compiler: str, level: str, made: Made) -> bool:
-    """Return whether what is wanted of one way was made."""
-    if done(tree, compiler, level, made).exists():
-        return True
-    bare = made.folder / "programs" / tree.name / f"{compiler}-{level}"
-    return tree.project in FLAT and bool(made.only) and all((bare / n).exists() for n in made.only)
 
 
 def done(tree: Tree, compiler: str, level: str, made: Made) -> Path:
@@ -155,16 +148,12 @@ def _compile(tree: Tree, compiler: str, level: str, work: Path, made: Made, jobs
     # Debug information names the sources by their place below `sources`.
     flags = f"-g -{level} -w -ffile-prefix-map={work.resolve()}={tree.name}"
     if tree.project == SMALL:
-        _compile_small(compiler, flags, work)
-        names = ["bzip2", "bzip2recover"]
-        programs = [work / name for name in names]
+        programs = _compile_small(compiler, flags, work)
     else:
         run("make", "clean", cwd=work)
-        targets = _targets(tree, work, made)
         # Manuals and tests may want tools that are not there; the programs are looked for below.
         subprocess.run(
-            ["make", "-k", f"-j{jobs}", f"CFLAGS={flags}", "MAKEINFO=true", "HELP2MAN=true",
-             *targets],
+            ["make", "-k", f"-j{jobs}", f"CFLAGS={flags}", "MAKEINFO=true", "HELP2MAN=true"],
             cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
         )  # fmt: skip
         programs = [
@@ -180,31 +169,22 @@ def keep(programs: Sequence[Path], tree: Tree, compiler: str, level: str, made: 
     names = f"{tree.name}/{compiler}-{level}"
     debug, bare = made.folder / "debug" / names, made.folder / "programs" / names
     for folder in (debug, bare):
-        if not (made.only and tree.project in FLAT):
-            shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
     for path in sorted(programs):
         shutil.copy(path, debug / path.name)
         run("objcopy", "--strip-all", path, bare / path.name)
-    if not (made.only and tree.project in FLAT):
-        done(tree, compiler, level, made).touch()
+    done(tree, compiler, level, made).touch()
     count = f"{len(programs)} program{'' if len(programs) == 1 else 's'}"
     print(f"{names}: {count}", flush=True)
 
 
-def _targets(tree: Tree, work: Path, made: Made) -> list[str]:
-    """Return what to make of a package: nothing where that is all of it."""
-    if not (made.only and tree.project in FLAT):
-        return []
-    run("make", "-f", "-", "built", cwd=work, input=BUILT)
-    return [f"{FLAT[tree.project]}/{name}" for name in made.only]
-
-
-def _compile_small(compiler: str, flags: str, work: Path) -> None:
+def _compile_small(compiler: str, flags: str, work: Path) -> list[Path]:
     library = [path for path in PROGRAMS[SMALL].files(work) if path.stem != "bzip2"]
     for name, parts in (("bzip2", library), ("bzip2recover", [])):
         files = [*parts, work / f"{name}.c"]
         run(compiler, *flags.split(), "-D_FILE_OFFSET_BITS=64", "-o", work / name, *files)
+    return [work / "bzip2", work / "bzip2recover"]
 
 
 def _folders(work: Path) -> list[Path]:
@@ -243,7 +223,7 @@ def _by_number(version: str) -> list[int]:
     return [int(part) for part in version.split(".") if part.isdigit()]
 
 
-def compilers(names: Sequence[str] = COMPILERS) -> dict[str, str]:
+def compilers(names: Sequence[str]) -> dict[str, str]:
     """Return what each compiler that is there calls itself."""
     found = {}
     for compiler in names:
@@ -260,12 +240,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--package", action="append", choices=PACKAGES)
     parser.add_argument("--compiler", action="append", choices=COMPILERS)
     parser.add_argument("--level", action="append", choices=(*LEVELS, "Os"))
-    parser.add_argument("--program", action="append", help=f"of {', '.join(FLAT)} these alone")
     parser.add_argument("--versions", type=int, default=2)
     parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
     chosen = parser.parse_args(arguments)
     folder = chosen.cache.resolve() / ("pairs-small" if chosen.small else "pairs")
-    made = Made(folder, tuple(chosen.program or ()))
+    made = Made(folder)
     made.folder.mkdir(parents=True, exist_ok=True)
     packages = [SMALL] if chosen.small else chosen.package or PACKAGES
     versions = 1 if chosen.small else chosen.versions
@@ -284,8 +263,7 @@ def report(made: Made) -> int:
     options = ["[options]", f"layout = '{LAYOUT}'", "pair = [", *lines, "]", ""]
     text = "\n".join(['source = "pairs"', "", *options])
     (made.folder / "pairs.toml").write_text(text)
-    facts = {"compilers": compilers(), "layout": LAYOUT, "left_out": made.left_out}
-    (made.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n")
+    made.write_about(COMPILERS)
     print(f"{made.folder}: {len(programs)} programs, {len(pairs)} pairs in pairs.toml")
     for line in made.left_out:
         print(f"left out: {line}")

@@ -3,8 +3,6 @@
 Sources are the upstream archives of Debian source packages, fetched by apt into the cache with a
 list of its own (no root, the lists of the system stay as they are). What cannot be fetched or built
 is left out and named.
-
-    python benchmarks/programs.py CACHE
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import random
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -67,7 +64,7 @@ class Case:
 
     name: str
     kind: str
-    """C, C++, junk, PE, system, or one of `OPTIONS`."""
+    """C, C++, junk, PE or system."""
     stripped: Path
     whole: Path | None = None
     """With symbols; None for a system program."""
@@ -114,14 +111,6 @@ PROGRAMS = {
     "sqlite": Source("sqlite3", _sqlite, (), ("-lm", "-ldl", "-lpthread")),
     "ninja": Source("ninja-build", _ninja, ("-std=c++11",), ("-lpthread",), "C++"),
 }
-OPTIONS = {
-    "retpolines": ("-mindirect-branch=thunk", "-mfunction-return=thunk"),
-    "inline retpolines": ("-mindirect-branch=thunk-inline", "-mfunction-return=thunk-inline"),
-    "retpolines of Clang": ("-mretpoline",),
-    "32 bits": ("-m32",),
-    "large code model": ("-mcmodel=large", "-fno-pic", "-no-pie"),
-}
-"""Kinds of programs that are told from the others by flags of the compiler."""
 MINGW = {"zlib": ("-I{tree}",), "lua": ()}
 """Programs that are built for Windows, and their flags there."""
 
@@ -141,12 +130,6 @@ def matrix() -> list[tuple[str, str, str, str]]:
     found += [("ninja", "C++", "gcc", level) for level in ("O0", "O2", "Os")]
     found += [("ninja", "C++", "clang", level) for level in ("O0", "O2")]
     found += [("sqlite", "C", "gcc", "O2"), ("sqlite", "C", "clang", "O0")]
-    for kind in OPTIONS:
-        compilers = ("gcc",) if "retpolines" in kind else ("gcc", "clang")
-        for compiler in ("clang",) if "Clang" in kind else compilers:
-            found += [(name, kind, compiler, "O2") for name in ("zlib", "bzip2", "lua")]
-    found += [("ninja", kind, "gcc", "O2") for kind in ("retpolines", "inline retpolines")]
-    found.append(("ninja", "retpolines of Clang", "clang", "O2"))
     return found
 
 
@@ -252,7 +235,7 @@ def build(out: Path, source: Source, tree: Path, kind: str, compiler: str, level
     else:
         plus = {"gcc": "g++", "clang": "clang++"}
         command = plus[compiler] if source.language == "C++" else compiler
-        flags, libraries = (*source.flags, *OPTIONS.get(kind, ())), source.libraries
+        flags, libraries = source.flags, source.libraries
     words = [f"-{level}", "-g", "-w", *(flag.format(tree=tree) for flag in flags)]
     files = sorted(source.files(tree))
     if kind == "junk":
@@ -281,7 +264,7 @@ def strip(path: Path, out: Path, *sections: str) -> Path:
 def _case(folder: Path, sources: Path, name: str, kind: str, compiler: str, level: str) -> Case:
     source = PROGRAMS[name]
     tree = fetch(source.package, sources)
-    suffix = {"C": "", "C++": "", "PE": ".exe"}.get(kind, f"-{kind}".replace(" ", "-"))
+    suffix = {"junk": "-junk", "PE": ".exe"}.get(kind, "")
     whole = folder / f"{name}-{compiler}-{level}{suffix}"
     if not whole.exists():
         made = whole.with_name(f"{whole.stem}.new")
@@ -332,10 +315,3 @@ def main(cache: Path) -> Programs:
         bare = strip(path, folder / "bare" / path.name, *UNWIND)
         found.cases.append(Case(path.name, "system", path, None, bare))
     return found
-
-
-if __name__ == "__main__":
-    made = main(Path(sys.argv[1]))
-    for case in made.cases:
-        print(case.name, case.kind, case.stripped.stat().st_size)
-    print(*(f"missing: {line}" for line in made.missing), sep="\n")

@@ -4,7 +4,7 @@ A proxy before a server of objects adds 50 ms to each request and lets 100 MB/s 
 has room for a tenth of the corpus; a step of a training is 50 ms of sleep. Rounds alternate; each
 by address begins with an empty cache. Server, proxy and feed share the machine: it must be quiet.
 
-    python benchmarks/remote_feed.py FOLDER [--megabytes 400] [--steps 400] [--server juicefs]
+    python benchmarks/remote_feed.py FOLDER [--megabytes 400] [--steps 400]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
 
 import tokmill  # noqa: E402
 from crash_stores import ending_names  # noqa: E402
-from object_servers import Proxy, gateway, moto, set_up  # noqa: E402
+from object_servers import Proxy, gateway, set_up  # noqa: E402
 from tokmill.store.publish import push  # noqa: E402
 from tokmill.training.data import Loader, make_feed, open_stores  # noqa: E402
 from tokmill.training.recipe.resolve import resolve  # noqa: E402
@@ -87,14 +87,12 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=400)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--server", choices=("moto", "juicefs"), default="juicefs")
     given = parser.parse_args()
     store = make_store(given.folder.absolute(), given.megabytes)
     scratch = given.folder.absolute() / "server"
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir()
-    server = moto if given.server == "moto" else gateway
-    with server(scratch) as (port, bucket), pytest.MonkeyPatch.context() as patched:
+    with gateway(scratch) as (port, bucket), pytest.MonkeyPatch.context() as patched:
         proxy: Proxy = set_up(port, scratch, patched)
         os.environ["TOKMILL_CACHE_LIMIT"] = str(store.manifest.bytes // 10)
         os.environ["TOKMILL_PATIENCE"] = "60"
@@ -102,7 +100,7 @@ def main() -> None:
         push(store.path, address)
         proxy.fault, proxy.rate = (lambda method, path: LATENCY), RATE
         size, shards = store.manifest.bytes / 1e6, len(store.manifest.shards)
-        print(f"{size:.0f} MB in {shards} shards, cache {size / 10:.0f} MB, {given.server}")
+        print(f"{size:.0f} MB in {shards} shards, cache {size / 10:.0f} MB")
         for number in range(given.rounds):
             shutil.rmtree(scratch / "cache", ignore_errors=True)
             proxy.requests.clear()

@@ -14,7 +14,6 @@ import corpus
 import decoder_training
 import diffing
 import feed_batches
-import jsonl_hostile
 import jsonl_store
 import lifting
 import masked_head
@@ -66,10 +65,6 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
                 *jsonl_store.parquet(cache, 400, 5),
             ],
         ),
-        "jsonl-hostile": (
-            "JSON Lines that hardly repeat",
-            lambda: jsonl_hostile.main(cache),
-        ),
         "batches": ("Batches", lambda: feed_batches.main(cache, peers_python)),
         "decoder": ("Training a GPT-2", lambda: decoder_training.main(cache)),
         "sampling": ("Sampling", lambda: sampling.main(cache)),
@@ -117,10 +112,7 @@ def main(cache: Path, peers_python: str, wanted: list[str]) -> None:
         print(f"## {title}\n\n{found[title]}\n", flush=True)
         known = [title for title, _ in table.values()]
         # Sections that other commands made stay, at the end.
-        titles = [
-            *(one for one in known if one in found),
-            *(one for one in found if one not in known),
-        ]
+        titles = sorted(found, key=lambda one: known.index(one) if one in known else len(known))
         text = HEAD + "".join(f"\n## {title}\n\n{found[title]}\n" for title in titles)
         results.write_text(text)
 

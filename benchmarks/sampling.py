@@ -75,8 +75,8 @@ def ours(task: NextToken) -> Generate:
 
     def generate(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         rows = [Row(number, 0, {"token": ids}) for number, ids in enumerate(prompts)]
-        none = {"token": None}
-        continue_rows(task, rows, TOKENS, Drawing(temperature=0), sizes=none, ends=none)
+        sizes, ends = {"token": None}, {"token": ()}
+        continue_rows(task, rows, TOKENS, Drawing(temperature=0), sizes=sizes, ends=ends)
         return [row.made["token"] for row in rows]
 
     return generate

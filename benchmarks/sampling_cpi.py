@@ -15,15 +15,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from resampling import METHODS, Resampled, enough_points, resample
-from tokmill.base.errors import TokmillError
+from measure import markdown
+from tokmill.bbv.points import clusters
 from tokmill.bbv.points.choose_points import SAMPLED
+from tokmill.bbv.points.clusters import Floats
+from tokmill.bbv.points.designs import Estimate, Random, Sample, expansion, two_phase
 from tokmill.bbv.points.executions import Population, as_matrix, population
 from tokmill.bbv.traces import cpi, read
 
 OTHERS = 5
 """One of so many draws judges a method that is not the default."""
-TARGET = 0.05
 SEEDS = 4
 """Clusterings by which SimPoint is judged: nothing else of it is random."""
 BLIND, MISSES, ALL = "block vectors", "miss rates", "all rates"
@@ -74,6 +75,61 @@ def load(folder: Path) -> list[Program]:
     return found
 
 
+Method = Callable[[Population, int, Random], Sample]
+
+
+def centres(population: Population, n: int, random: Random) -> Sample:
+    """Choose the interval nearest to the centre of each of `n` clusters, as SimPoint does."""
+    labels, means = clusters.k_means(
+        population.features, population.shares, n, seed=int(random.integers(2**31))
+    )
+    off = ((population.features - means[labels]) ** 2).sum(axis=1)
+    firsts = clusters.nearest(labels, off, population.shares)
+    heavy: Floats = np.bincount(labels, population.shares).astype(np.float64)
+    count = len(firsts)
+    return Sample(firsts, heavy, np.zeros(count, bool), np.arange(count), n / len(population))
+
+
+METHODS: dict[str, Method] = {"simpoint": centres, "two-phase": two_phase}
+
+
+class Resampled(NamedTuple):
+    """Errors of many samples of one program; as shares of its CPI."""
+
+    mean: float
+    """Mean of the absolute errors."""
+    coverage: float
+    """Share of the confidence intervals that hold the truth; NaN if the method has none."""
+
+
+def resample(
+    population: Population, cpi: Floats, method: Method, points: int, draws: int
+) -> Resampled:
+    """Draw many samples of so many points, and compare their estimates with the truth.
+
+    `cpi` (N,) is that of all intervals. Only intervals that are drawn have a confidence interval.
+    """
+    truth = float(population.shares @ cpi)
+    found: list[Estimate] = []
+    for number in range(draws):
+        random = np.random.default_rng([0, number])
+        sample = method(population, points, random)
+        known = cpi[sample.places]
+        if method is centres:
+            found.append(Estimate(float(sample.shares @ known), -np.inf, np.inf))
+        else:
+            found.append(expansion(sample, known))
+    off = np.abs([one.cpi / truth - 1 for one in found])
+    finite = all(np.isfinite(one.high) for one in found)
+    # Rounding: where all intervals are equal, the interval is a point.
+    room = 1e-9 * abs(truth)
+    inside = [one.low - room <= truth <= one.high + room for one in found]
+    return Resampled(
+        float(off.mean()),
+        float(np.mean(inside)) if finite else float("nan"),
+    )
+
+
 def judged(
     program: Program, kind: str, row: tuple[str, str, str], points: int, draws: int
 ) -> Resampled:
@@ -83,98 +139,43 @@ def judged(
     times = draws if method == SAMPLED and seeing != BLIND else draws // OTHERS
     times = SEEDS if method == "simpoint" else max(times, 2)
     count = min(points, len(known))
-    return resample(known, program.cpi[kind], METHODS[method], count, draws=times)
+    return resample(known, program.cpi[kind], METHODS[method], count, times)
 
 
-def section(
-    programs: list[Program], kind: str, points: int, draws: int, say: Callable[[str], None]
-) -> list[str]:
+def section(programs: list[Program], kind: str, points: int, draws: int) -> list[str]:
     """Return the lines about one kind of CPI."""
     having = [program for program in programs if kind in program.cpi]
     if not having:
         return []
-    head = ["method", "mean", "worst program", "worst 95th", "coverage (lowest)", "half width"]
-    table = [_line(head), _line(["---"] * len(head))]
-    each = [
-        _line(["method", *(program.name for program in having)]),
-        _line(["---"] * (1 + len(having))),
-    ]
-    held = list(each)
+    table = []
     for row in ROWS:
         found = [judged(program, kind, row, points, draws) for program in having]
         means = np.asarray([one.mean for one in found])
         covers = np.asarray([one.coverage for one in found])
-        cells = [row[0], f"{means.mean():.1%}", f"{means.max():.1%}",
-                 f"{max(one.quantile for one in found):.1%}"]  # fmt: skip
-        if np.isfinite(covers).all():
-            half = np.median([one.half_width for one in found])
-            cells += [f"{covers.mean():.0%} ({covers.min():.0%})", f"{half:.1%}"]
-        else:
-            cells += ["–", "–"]
-        table.append(_line(cells))
-        each.append(_line([row[0], *(f"{100 * mean:.1f}" for mean in means)]))
-        if np.isfinite(covers).all():
-            held.append(_line([row[0], *(f"{100 * cover:.0f}" for cover in covers)]))
-        say(table[-1])
+        known = np.isfinite(covers).all()
+        cover = f"{covers.mean():.0%} ({covers.min():.0%})" if known else "–"
+        table.append([row[0], f"{means.mean():.1%}", f"{means.max():.1%}", cover])
+        print(*table[-1], file=sys.stderr, flush=True)
     sizes = [len(program.seen[BLIND]) for program in having]
-    needed = [_points_needed(program, kind, draws // OTHERS) for program in having]
-    counts = [count for count, _ in needed if count]
     return [
         f"**{kind.capitalize()} CPI**: {len(having)} programs of {min(sizes)} to {max(sizes)} "
         f"intervals, {points} points, {draws:,} draws of two-phase with rates, "
         f"{draws // OTHERS} of the others ({SEEDS} seeds of SimPoint). Errors are of the program's "
         "CPI; coverage is that of 95 % intervals.",
         "",
-        *table,
-        "",
-        "Mean error of each program, %:",
-        "",
-        *each,
-        "",
-        "Coverage of 95 % intervals of each program, %:",
-        "",
-        *held,
-        "",
-        f"For an error of {TARGET:.0%}: {min(counts, default=0)} to {max(counts, default=0)} "
-        f"points; {len(having) - len(counts)} of {len(having)} programs do not reach it with half "
-        "of their intervals. Points, and the error of 95 of 100 samples, %: "
-        + ", ".join(
-            f"{program.name} {f'{count} ({100 * error:.1f})' if count else '–'}"
-            for program, (count, error) in zip(having, needed, strict=True)
-        )
-        + ".",
+        *markdown(["method", "mean error", "largest program", "coverage (lowest program)"], table),
         "",
     ]
 
 
-def _points_needed(program: Program, kind: str, draws: int) -> tuple[int, float]:
-    """Return the points that the target needs and the error of 95 of 100 samples; 0: too many."""
-    try:
-        found = enough_points(
-            program.seen[ALL], program.cpi[kind], METHODS[SAMPLED], TARGET, draws=max(draws, 2)
-        )
-    except TokmillError:
-        return 0, float("nan")
-    return found.points, found.quantile
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def main(
-    folder: Path,
-    points: int = 30,
-    draws: int = 1000,
-    say: Callable[[str], None] = lambda line: None,
-) -> list[str]:
+def main(folder: Path, points: int = 30, draws: int = 1000) -> list[str]:
     """Return the lines of the section, measured and modelled CPI apart."""
     programs = load(folder)
     if not programs:
         return [f"No profiles are in {folder.name}: `tokmill bbv profile --measured` makes them."]
     lines = []
     for kind in ("measured", "simulated", "modelled"):
-        lines += section(programs, kind, points, draws, say)
+        lines += section(programs, kind, points, draws)
     return [
         *lines,
         "On modelled CPI methods that see miss rates are judged by the formula that made it.",
@@ -182,13 +183,4 @@ def main(
 
 
 if __name__ == "__main__":
-    numbers = [int(word) for word in sys.argv[2:4]]
-    print(
-        "\n".join(
-            main(
-                Path(sys.argv[1]),
-                *numbers,
-                say=lambda line: print(line, file=sys.stderr, flush=True),
-            )
-        )
-    )
+    print("\n".join(main(Path(sys.argv[1]), *map(int, sys.argv[2:4]))))

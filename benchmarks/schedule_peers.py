@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,13 +62,8 @@ def timed(lines: Sequence[str]) -> Gains:
     names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     environment = os.environ | dict.fromkeys(names, "1")
     environment.pop("OPENBLAS_CORETYPE", None)
-    code = "import schedule_peers, sys; schedule_peers.time_here(sys.argv[1:])"
-    done = subprocess.run(
-        [sys.executable, "-c", code, *lines],
-        env=environment | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
-        check=True,
-        stdout=subprocess.PIPE,
-    )
+    command = [sys.executable, __file__, *lines]
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)
     found: Gains = json.loads(done.stdout)
     return found
 
@@ -177,3 +171,7 @@ def torch_of(line: str, given: Sequence[np.ndarray[Any, Any]]) -> Callable[[], A
         return None
     run = plain[name]
     return (lambda: run().relu_()) if clipped else run
+
+
+if __name__ == "__main__":
+    time_here(sys.argv[1:])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from measure import markdown
 from tokmill.report.comparison.compare_runs import mean_interval
 from tokmill.report.pages.figures import HIGHEST, LOWEST, Figure, Series
 
@@ -37,10 +38,6 @@ class Found(NamedTuple):
     """CPU seconds of its own, without those of compiling and running."""
     wall: float
     """Seconds of the clock, with all that it waited for."""
-    fresh: bool
-    """Whether the cache had only what contestants before it found with the same first seed."""
-    rows: int
-    """Of the cache, afterwards."""
 
 
 Table = dict[str, list[Found]]
@@ -115,7 +112,7 @@ def contest(
         f"held out, best of {tried}", "slower", *(f"after {point}" for point in points),
         "own CPU s", "wall s, each seed",
     ]  # fmt: skip
-    rows = [head, ["---"] * len(head)]
+    rows = []
     for name, found in table.items():
         rows.append(
             [
@@ -131,21 +128,7 @@ def contest(
     for name, known in peers.items():
         cells = [*beside(known, modules), *beside(known, held_out), *beside(known, held_out)]
         rows.append([name, *cells, *["–"] * (len(points) + 2)])
-    return ["| " + " | ".join(row) + " |" for row in rows]
-
-
-def duration(table: Table) -> str:
-    """Return how long all contestants took with the first seed, if they began with nothing."""
-    first = [found[0] for found in table.values()]
-    if not all(one.fresh for one in first):
-        return (
-            "The cache had results of other runs, so how long one seed takes from an empty cache "
-            "was not measured."
-        )
-    return (
-        f"One seed from an empty cache took {sum(one.wall for one in first) / 60:.1f} minutes, all "
-        "contestants one after the other, each with the results of those before it."
-    )
+    return markdown(head, rows)
 
 
 def curves(table: Table, learns: Sequence[str], title: str, base: str) -> Figure:
@@ -169,30 +152,16 @@ def curves(table: Table, learns: Sequence[str], title: str, base: str) -> Figure
 
 
 def kernelbench(
-    found: Mapping[str, Mapping[str, Mapping[str, Any]]], lines: Sequence[str], tried: int
+    found: Mapping[str, Mapping[str, Mapping[str, float]]], lines: Sequence[str], tried: int
 ) -> list[str]:
-    """Return the table of shapes that nothing was learned from, and what was refused.
+    """Return the table of shapes that nothing was learned from.
 
-    `found`: contestant → `zero` and `best` (module → gain), and `refused` (module → why). Means
-    are over the modules that all contestants took.
+    `found`: contestant → `zero` and `best` (module → gain).
     """
-    taken = [line for line in lines if not any(line in one["refused"] for one in found.values())]
-    rows = [
+    return markdown(
         ["contestant", "no measurement", "slower", f"best of {tried}", "slower"],
-        ["---"] * 5,
-    ]
-    for name, one in found.items():
-        cells = [*beside(one["zero"], taken), *beside(one["best"], taken)]
-        rows.append([name, *cells])
-    made = ["| " + " | ".join(row) + " |" for row in rows]
-    refusing: dict[tuple[str, str], list[str]] = {}
-    for name, one in found.items():
-        for line, why in one["refused"].items():
-            refusing.setdefault((line, why), []).append(name)
-    said = f"Refused as too large for a policy: {len(lines) - len(taken)} of {len(lines)} modules"
-    if not refusing:
-        return [*made, "", f"{said}."]
-    named = "; ".join(
-        f"`{line}` by {', '.join(names)} ({why})" for (line, why), names in refusing.items()
+        [
+            [name, *beside(one["zero"], lines), *beside(one["best"], lines)]
+            for name, one in found.items()
+        ],
     )
-    return [*made, "", f"{said}; means are over the others. {named}."]

@@ -1,7 +1,6 @@
 """Schedules of small modules: PPO with each embedding beside searches, at equal evaluations.
 
-    python benchmarks/schedules.py CACHE [--kernelbench] [--images docs/images]
-        [--small | --tiny] [--seeds N] [--minutes N]
+    python benchmarks/schedules.py CACHE [--kernelbench] [--tiny]
 
 A policy learns from the modules of its recipe with so many evaluations a module as each search
 gets; a result of the cache, which all share, counts as one for all alike. Then it schedules the
@@ -11,21 +10,18 @@ process, and that gain counts, below 1 too; what gives no result counts as 1. Al
 times of one thread; means are geometric. With `--kernelbench` the policies of the first seed, and
 random search, schedule shapes of KernelBench's level 1, which none has learned from.
 
-What a contestant has found is kept in CACHE/schedules: a benchmark that was ended, or had
-`--minutes`, goes on. The best so far by evaluations is drawn there as curves.svg
-and curves.png; `--images FOLDER` puts the first one there too.
+What a contestant has found is kept in CACHE/schedules: a benchmark that was ended goes on. The best
+so far by evaluations is drawn there as curves.svg, of which docs/images/schedules-loops.svg is a
+copy.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
-import math
 import re
 import shutil
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -41,7 +37,6 @@ import schedule_tables
 import tokmill
 from kernelbench import LEVEL_1 as KERNELBENCH
 from schedule_tables import Found, Table, by_evaluation, curve_of, mean
-from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder
 from tokmill.base.recipe import merge, read_toml
 from tokmill.mlir import search
@@ -50,11 +45,9 @@ from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import generators
 from tokmill.mlir.modules import problem as problems
 from tokmill.mlir.modules.problem import Problem
-from tokmill.report.pages.figures import write_csv
 from tokmill.report.pages.plot import render
 from tokmill.rl import evaluate_policy as evaluate
 from tokmill.rl import ppo_loop as loop
-from tokmill.rl.modules import check_fits
 from tokmill.rl.schedule_task import SchedulesConfig
 from tokmill.training.runs.run import load_task
 from tokmill.training.runs.trackers import METRICS, read_metrics
@@ -73,60 +66,46 @@ class Effort(NamedTuple):
     seeds: tuple[int, ...]
     encoder: int = 400
     """Steps of the training of an encoder."""
+    most: int | None = None
+    """Modules of each kind, if not all."""
 
 
 class Contest(NamedTuple):
-    """Who searches what."""
+    """Where what is found is kept, and how much is measured."""
 
-    name: str
-    """Space of schedules."""
-    recipes: dict[str, str]
-    """Policy → its recipe; the modules are those of the first one."""
+    folder: Path
     effort: Effort
-    base: str
-    """What a schedule is compared with."""
-    most: int | None = None
-    """Modules of each kind, if not all."""
 
     @property
     def modules(self) -> list[str]:
         """Return the modules that are learned from."""
-        return list(self._task["modules"])[: self.most]
+        return list(TASK["modules"])[: self.effort.most]
 
     @property
     def held_out(self) -> list[str]:
         """Return those that are not."""
-        return list(self._task["held_out"])[: self.most]
+        return list(TASK["held_out"])[: self.effort.most]
 
     @property
-    def _task(self) -> Any:
-        return read_toml(next(iter(self.recipes.values())))["task"]
+    def cache(self) -> Path:
+        """Return the file of the measurements that all share."""
+        return self.folder / "measurements.sqlite"
 
-    def measure(self, cache: Path) -> Measurements:
-        """Return the measurements that all share."""
-        return Measurements(loop.settings_of(SchedulesConfig()), self.place(cache))
-
-    def place(self, cache: Path) -> Path:
-        """Return the file of these measurements."""
-        return self.folder(cache) / "measurements.sqlite"
-
-    def folder(self, cache: Path) -> Path:
-        """Return where what is found is kept."""
-        return cache / "schedules"
+    def measure(self) -> Measurements:
+        """Return these measurements."""
+        return Measurements(loop.settings_of(SchedulesConfig()), self.cache)
 
 
-WHOLE, SMALL, TINY = Effort(64, 16, (0, 1, 2)), Effort(24, 8, (0,)), Effort(4, 2, (0,), 10)
-LOOPS = Contest(
-    "loops",
-    {
-        "PPO, LSTM": "schedules-lstm",
-        "PPO, DistilBERT": "schedules-distilbert",
-        "PPO, DistilBERT, pre-trained": "schedules-distilbert",
-        "PPO, loop transformer": "schedules-loop-transformer",
-    },
-    WHOLE,
-    "without a schedule",
-)
+WHOLE, TINY = Effort(64, 16, (0, 1, 2)), Effort(4, 2, (0,), 10, 2)
+RECIPES = {
+    "PPO, LSTM": "schedules-lstm",
+    "PPO, DistilBERT": "schedules-distilbert",
+    "PPO, DistilBERT, pre-trained": "schedules-distilbert",
+    "PPO, loop transformer": "schedules-loop-transformer",
+}
+TASK: Any = read_toml(RECIPES["PPO, LSTM"])["task"]
+BASE = "without a schedule"
+"""What a schedule is compared with."""
 EACH = 2
 """Evaluations of each module in a step of a training."""
 RANDOM, SHAPES_TRIED = "random", 16
@@ -155,17 +134,17 @@ def searched(
     return final, np.maximum.accumulate(found).tolist()
 
 
-def trained(contest: Contest, name: str, seed: int, cache: Path, out: Path) -> Path:
+def trained(contest: Contest, name: str, seed: int, out: Path) -> Path:
     """Train a policy with as many evaluations a module as searches get; return the run.
 
     A step has two evaluations of each module.
     """
-    start = encoder(contest, cache) if name in PRETRAINED else ""
+    start = encoder(contest) if name in PRETRAINED else ""
     value = merge(
-        read_toml(contest.recipes[name]),
+        read_toml(RECIPES[name]),
         {
             "task": {
-                "cache": str(contest.place(cache)), "modules": contest.modules, "held_out": [],
+                "cache": str(contest.cache), "modules": contest.modules, "held_out": [],
                 "bench_count": EACH * len(contest.modules),
             },
             "data": {"seed": seed},
@@ -178,31 +157,26 @@ def trained(contest: Contest, name: str, seed: int, cache: Path, out: Path) -> P
     return tokmill.train(value, out, quiet=True).path
 
 
-def policy(contest: Contest, name: str, cache: Path) -> Path:
-    """Return the run of a policy with the first seed; it is trained again if it is gone."""
-    seed, budget = contest.effort.seeds[0], contest.effort.budget
-    words = (slug(name), str(seed), str(budget), digest(contest, name))
-    kept = contest.folder(cache) / "policies" / "-".join(words)
+def policy(contest: Contest, name: str, seed: int) -> Path:
+    """Return the run of a policy; it is trained again if it is gone."""
+    words = (slug(name), str(seed), str(contest.effort.budget), digest(contest, name))
+    kept = contest.folder / "policies" / "-".join(words)
     if not kept.exists():
         with tempfile.TemporaryDirectory() as scratch:
-            run = trained(contest, name, seed, cache, Path(scratch) / "run")
+            run = trained(contest, name, seed, Path(scratch) / "run")
             shutil.copytree(run, kept)
     return kept
 
 
-def learned(contest: Contest, name: str, seed: int, cache: Path) -> dict[str, Any]:
+def learned(contest: Contest, name: str, seed: int) -> dict[str, Any]:
     """Train a policy and evaluate it; return fields of `Found`."""
     begun, effort = time.process_time(), contest.effort
-    with tempfile.TemporaryDirectory() as scratch:
-        if seed == effort.seeds[0]:
-            run = policy(contest, name, cache)
-        else:
-            run = trained(contest, name, seed, cache, Path(scratch) / "run")
-        rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
-        task: Any = load_task(run)
-        kept = json.loads((run / loop.BEST).read_bytes())
+    run = policy(contest, name, seed)
+    rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
+    task: Any = load_task(run)
+    kept = json.loads((run / loop.BEST).read_bytes())
     seconds = time.process_time() - begun
-    with contest.measure(cache) as measure:
+    with contest.measure() as measure:
         best = [best_of(kept, problems.of_line(line), measure) for line in contest.modules]
         others = [problems.of_line(line) for line in contest.held_out]
         found = evaluate.evaluate(task, others, measure, effort.tried - 1, seed)
@@ -215,10 +189,10 @@ def learned(contest: Contest, name: str, seed: int, cache: Path) -> dict[str, An
         }
 
 
-def searching(contest: Contest, name: str, seed: int, cache: Path) -> dict[str, Any]:
+def searching(contest: Contest, name: str, seed: int) -> dict[str, Any]:
     """Search schedules of all modules; return fields of `Found`."""
     begun, effort = time.process_time(), contest.effort
-    with contest.measure(cache) as measure:
+    with contest.measure() as measure:
         pairs, held = (
             [searched(problems.of_line(line), name, measure, budget, seed) for line in lines]
             for lines, budget in (
@@ -235,11 +209,11 @@ def searching(contest: Contest, name: str, seed: int, cache: Path) -> dict[str, 
     }
 
 
-def encoder(contest: Contest, cache: Path) -> str:
+def encoder(contest: Contest) -> str:
     """Return a run of the task masked on the learned modules in the middle of random schedules."""
     steps = contest.effort.encoder
     made = digest_of([contest.modules, steps, ENCODER_SCHEDULES])
-    store, run = (contest.folder(cache) / f"{name}-{made}" for name in ("operations", "encoder"))
+    store, run = (contest.folder / f"{name}-{made}" for name in ("operations", "encoder"))
     command = [sys.executable, "-m", "tokmill"]
     if not store.exists():
         modules = make_folder(store.with_name(f"modules-{made}"))
@@ -253,106 +227,79 @@ def encoder(contest: Contest, cache: Path) -> str:
     return str(run)
 
 
-def compare(contest: Contest, cache: Path, minutes: float) -> Table:
-    """Return what all contestants find; ends the process after so many minutes."""
-    ends, effort = time.monotonic() + 60 * minutes, contest.effort
-    kept = contest.folder(cache) / "contests.json"
+def compare(contest: Contest) -> Table:
+    """Return what all contestants find."""
+    effort, kept = contest.effort, contest.folder / "contests.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(kept.read_text()) if kept.exists() else {}
     table: Table = {}
-    # Rows of the cache if all of them are of this seed and the contestants before.
-    rows = 0
     for seed in effort.seeds:
-        for name in (*contest.recipes, *search.SEARCHES):
+        for name in (*RECIPES, *search.SEARCHES):
             key = f"{name}, seed {seed}, {effort.budget} and {effort.tried}, "
             key += digest(contest, name)
             if key not in known:
-                if time.monotonic() > ends:
-                    raise SystemExit(f"{name}, seed {seed}, and others are left: start it again")
-                fresh = seed == effort.seeds[0] and rows_of(contest.place(cache)) == rows
-                since, play = time.monotonic(), learned if name in contest.recipes else searching
-                found = play(contest, name, seed, cache)
-                wall, after = time.monotonic() - since, rows_of(contest.place(cache))
-                known[key] = Found(**found, wall=wall, fresh=fresh, rows=after)._asdict()
+                since = time.monotonic()
+                found = (learned if name in RECIPES else searching)(contest, name, seed)
+                wall = time.monotonic() - since
+                known[key] = Found(**found, wall=wall)._asdict()
                 kept.write_text(json.dumps(known))
                 trained, held = known[key]["trained"], known[key]["held"]
                 say(f"{key}: {mean(trained):.2f}, held out {mean(held):.2f}, {wall:.0f} s")
             table.setdefault(name, []).append(Found(**known[key]))
-            rows = known[key]["rows"] if known[key]["fresh"] else -1
     return table
 
 
-def rows_of(cache: Path) -> int:
-    """Return how many results a cache of measurements has."""
-    if not cache.exists():
-        return 0
-    with contextlib.closing(sqlite3.connect(cache)) as data:
-        return int(data.execute("SELECT COUNT(*) FROM results").fetchone()[0])
-
-
-def shapes_of_kernelbench(contest: Contest, cache: Path) -> list[str]:
+def shapes_of_kernelbench(contest: Contest) -> list[str]:
     """Return the table of policies and random search on shapes that none has learned from."""
-    lines = list(KERNELBENCH.values())[: contest.most]
+    lines = list(KERNELBENCH.values())[: contest.effort.most]
     effort, seed = contest.effort, contest.effort.seeds[0]
-    kept = contest.folder(cache) / "kernelbench.json"
+    kept = contest.folder / "kernelbench.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
     found = {}
-    for name in (*contest.recipes, RANDOM):
+    for name in (*RECIPES, RANDOM):
         key = f"{name}, {len(lines)} modules, {effort.budget} and {SHAPES_TRIED}, "
         key += digest(contest, name)
         if key not in known:
             since = time.monotonic()
-            if name in contest.recipes:
-                known[key] = on_shapes(policy(contest, name, cache), contest, lines, cache)
+            if name in RECIPES:
+                known[key] = on_shapes(policy(contest, name, seed), contest, lines)
             else:
-                with contest.measure(cache) as measure:
+                with contest.measure() as measure:
                     best = {
                         line: searched(problems.of_line(line), name, measure, SHAPES_TRIED, seed)[0]
                         for line in lines
                     }
-                known[key] = {"zero": {}, "best": best, "refused": {}}
+                known[key] = {"zero": {}, "best": best}
             kept.write_text(json.dumps(known))
             say(f"KernelBench, {key}: {time.monotonic() - since:.0f} s")
         found[name] = known[key]
-    with contest.measure(cache) as measure:
-        base = {line: measured_base(problems.of_line(line), measure) for line in lines}
-    peers = schedule_peers.gains(base)
-    for name, gains in peers.items():
-        found[name] = {"zero": {}, "best": gains, "refused": {}}
+    for name, gains in schedule_peers.gains(bases(contest, lines)).items():
+        found[name] = {"zero": {}, "best": gains}
     return [
-        f"Shapes of KernelBench's level 1 ({len(lines)}), space `{contest.name}`: policies of seed "
+        f"Shapes of KernelBench's level 1 ({len(lines)}), space `loops`: policies of seed "
         f"{seed}, as they were trained above, {SHAPES_TRIED} evaluations each. Geometric means of "
-        f"how many times as fast as {contest.base}.",
+        f"how many times as fast as {BASE}.",
         "",
         *schedule_tables.kernelbench(found, lines, SHAPES_TRIED),
     ]
 
 
-def on_shapes(
-    run: Path, contest: Contest, lines: Sequence[str], cache: Path
-) -> dict[str, dict[str, Any]]:
-    """Return what a policy finds for modules that it has room for, and which it refuses."""
+def on_shapes(run: Path, contest: Contest, lines: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return what a policy finds for modules."""
     task: Any = load_task(run)
-    taken, refused = [], {}
-    for line in lines:
-        one = problems.of_line(line)
-        try:
-            check_fits(one, task.model.config.sizes)
-            taken.append(one)
-        except UsageError as error:
-            refused[line] = error.what
-    with contest.measure(cache) as measure:
-        found = evaluate.evaluate(task, taken, measure, SHAPES_TRIED - 1, contest.effort.seeds[0])
+    modules = [problems.of_line(line) for line in lines]
+    with contest.measure() as measure:
+        seed = contest.effort.seeds[0]
+        found = evaluate.evaluate(task, modules, measure, SHAPES_TRIED - 1, seed)
         return {
             "zero": {one.problem.name: gain(one.first.result, one.first.schedule) for one in found},
             "best": {one.problem.name: best_tried(one, measure) for one in found},
-            "refused": refused,
         }
 
 
 def digest(contest: Contest, name: str) -> str:
     """Return a word for the recipe of a contestant and the rule: with others it begins anew."""
-    recipe = read_toml(contest.recipes[name]) if name in contest.recipes else {}
+    recipe = read_toml(RECIPES[name]) if name in RECIPES else {}
     return digest_of([recipe, contest.modules, contest.held_out, RULE])
 
 
@@ -391,9 +338,10 @@ def confirmed(one: Problem, schedule: Sequence[Any], measure: Measurements) -> f
     return gain(search.measured_again(one, [schedule], measure)[0].result, schedule)
 
 
-def measured_base(one: Problem, measure: Measurements) -> float:
-    """Return the milliseconds of a module without a schedule."""
-    return float(measure(one, ()).baseline / 1e6)
+def bases(contest: Contest, lines: Sequence[str]) -> dict[str, float]:
+    """Return the milliseconds of modules without a schedule."""
+    with contest.measure() as measure:
+        return {line: measure(problems.of_line(line), ()).baseline / 1e6 for line in lines}
 
 
 def say(text: str) -> None:
@@ -401,46 +349,24 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def draw(contest: Contest, table: Table, cache: Path, images: Path | None) -> Path:
-    """Draw the best so far by evaluations; return the folder of the figure."""
-    folder, seeds = contest.folder(cache), len(contest.effort.seeds)
-    title = f"Best schedules so far, space {contest.name}, {len(contest.modules)} modules"
-    title += f", {seeds} seeds" if seeds > 1 else ""
-    figure = schedule_tables.curves(table, list(contest.recipes), title, contest.base)
-    for form in ("svg", "png"):
-        (folder / f"curves.{form}").write_bytes(render(figure, form))
-    (folder / "curves.csv").write_text(write_csv(figure))
-    if images is not None:
-        images.mkdir(parents=True, exist_ok=True)
-        shutil.copy(folder / "curves.svg", images / f"schedules-{contest.name}.svg")
-    return folder
-
-
-def main(
-    cache: Path,
-    contest: Contest = LOOPS,
-    minutes: float = math.inf,
-    kernelbench: bool = False,
-    images: Path | None = None,
-) -> list[str]:
+def main(cache: Path, kernelbench: bool = False, effort: Effort = WHOLE) -> list[str]:
     """Return the lines of the section."""
-    budget, tried, seeds, _ = contest.effort
-    modules, held_out = contest.modules, contest.held_out
-    table = compare(contest, cache, minutes)
-    say(f"curves: {draw(contest, table, cache, images)}")
-    with contest.measure(cache) as measure:
-        lines_of = (*modules, *held_out)
-        base = {line: measured_base(problems.of_line(line), measure) for line in lines_of}
-    peers = schedule_peers.gains(base)
+    contest = Contest(cache / "schedules", effort)
+    seeds, modules, held_out = len(effort.seeds), contest.modules, contest.held_out
+    table = compare(contest)
+    title = f"Best schedules so far, space loops, {len(modules)} modules"
+    title += f", {seeds} seeds" if seeds > 1 else ""
+    figure = schedule_tables.curves(table, list(RECIPES), title, BASE)
+    (contest.folder / "curves.svg").write_bytes(render(figure, "svg"))
+    peers = schedule_peers.gains(bases(contest, (*modules, *held_out)))
     lines = [
-        f"`python benchmarks/schedules.py CACHE`, space `{contest.name}`: {len(modules)} modules "
-        f"to learn from, {budget} evaluations each, and {len(held_out)} held-out ones, "
-        f"{tried} each; "
-        f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}. Geometric means of how many times as "
-        f"fast as {contest.base}, CPU time of one thread; in brackets the 95 % interval over "
+        f"`python benchmarks/schedules.py CACHE`, space `loops`: {len(modules)} modules "
+        f"to learn from, {effort.budget} evaluations each, and {len(held_out)} held-out ones, "
+        f"{effort.tried} each; {seeds} seed{'s' if seeds > 1 else ''}. Geometric means of how "
+        f"many times as fast as {BASE}, CPU time of one thread; in brackets the 95 % interval over "
         "seeds.",
         "",
-        *schedule_tables.contest(table, peers, modules, held_out, tried),
+        *schedule_tables.contest(table, peers, modules, held_out, effort.tried),
         "",
         schedule_tables.LEGEND,
         '"after n": the best so far after n evaluations a learned module, not measured again. '
@@ -448,36 +374,16 @@ def main(
         "learned ones before it sees a held-out one. IREE's flags are its default, O3, data tiling "
         "and im2col.",
         "",
-        schedule_tables.duration(table),
-        "",
         f"Learned: {', '.join(f'`{line}`' for line in modules)}. Held out: "
         f"{', '.join(f'`{line}`' for line in held_out)}.",
     ]
-    return lines + (["", *shapes_of_kernelbench(contest, cache)] if kernelbench else [])
-
-
-def arguments() -> argparse.Namespace:
-    """Return what the command line says."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cache", type=Path)
-    parser.add_argument("--small", action="store_true", help="one seed, fewer evaluations")
-    parser.add_argument("--tiny", action="store_true", help="two modules, to see that all works")
-    parser.add_argument("--seeds", type=int, help="how many seeds")
-    parser.add_argument("--minutes", type=float, default=math.inf)
-    parser.add_argument("--kernelbench", action="store_true", help="its shapes too")
-    parser.add_argument("--images", type=Path, help="a folder that gets the curves too")
-    return parser.parse_args()
+    return lines + (["", *shapes_of_kernelbench(contest)] if kernelbench else [])
 
 
 if __name__ == "__main__":
-    given = arguments()
-    contest = LOOPS
-    if given.small:
-        contest = contest._replace(effort=SMALL)
-    if given.tiny:
-        contest = contest._replace(effort=TINY, most=2)
-    if given.seeds:
-        seeds = tuple(range(given.seeds))
-        contest = contest._replace(effort=contest.effort._replace(seeds=seeds))
-    found = main(given.cache, contest, given.minutes, given.kernelbench, given.images)
-    print("\n".join(found))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("cache", type=Path)
+    parser.add_argument("--tiny", action="store_true", help="two modules, to see that all works")
+    parser.add_argument("--kernelbench", action="store_true", help="its shapes too")
+    given = parser.parse_args()
+    print("\n".join(main(given.cache, given.kernelbench, TINY if given.tiny else WHOLE)))

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import tokmill
+from measure import markdown
 from profiles import MAWK, MAWK_END, Inputs
 from tokmill.bbv.points.executions import read_executions, untrained
 from tokmill.bbv.points.shared_points import Shared, shared_points
@@ -36,11 +37,10 @@ from tokmill.store.store import Store
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parent / "recipes" / "x86" / "signature.toml"
-KINDS = ("measured", "modelled")
 QUIET = How(quiet=True)
 LIBRARY = "program ~ ^(libc|ld-linux)"
 """What the model of blocks reads."""
-HEAD = ("points", "shared", "largest", "speed-up", "nothing simulated")
+HEAD = ("", "points", "shared", "largest", "speed-up", "nothing simulated")
 
 
 def commands(inputs: Inputs) -> dict[str, dict[str, list[str]]]:
@@ -77,38 +77,17 @@ def profiled(folder: Path, scale: float, how: Asked) -> list[str]:
     return list(table)
 
 
-def without_measured(folder: Path) -> None:
-    """Copy the profiles, with the modelled CPI alone."""
-    for path in sorted((folder / "profiles").rglob("*")):
-        copy = folder / "profiles-modelled" / path.relative_to(folder / "profiles")
-        if path.is_dir() or copy.exists():
-            continue
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if not path.name.endswith(".intervals.csv"):
-            shutil.copy(path, copy)
-            continue
-        rows = [line.split(",") for line in path.read_text().splitlines()]
-        kept = [number for number, name in enumerate(rows[0]) if name != "cpi_measured"]
-        copy.write_text("".join(",".join(row[i] for i in kept) + "\n" for row in rows))
-
-
-def stores(folder: Path, programs: list[str]) -> dict[str, Store]:
-    """Build the store of blocks, and the intervals of all programs of each kind of CPI."""
+def executions(folder: Path, programs: list[str]) -> Store:
+    """Build the store of blocks, and the intervals of all programs."""
     maps = (one.path for path in folder.glob("profiles/*/*.map") for one in read_maps(path))
     files = sorted({path for path in maps if Path(path).is_file() and "/markers-" not in path})
     tokmill.build("x86", files, folder / "blocks", unit="block", how=QUIET)
-    without_measured(folder)
-    found = {}
-    for kind, traces in zip(KINDS, ("profiles", "profiles-modelled"), strict=True):
-        each = [folder / "of-programs" / kind / program for program in programs]
-        for program, out in zip(programs, each, strict=True):
-            blocks = [str(folder / "blocks")]
-            tokmill.build(
-                "bbv", folder / traces / program, out, program=program, blocks=blocks, how=QUIET
-            )
-        place = folder / "executions" / kind
-        found[kind] = tokmill.build("select", [*map(str, each)], place, how=QUIET)
-    return found
+    each = [folder / "of-programs" / program for program in programs]
+    for program, out in zip(programs, each, strict=True):
+        blocks = [str(folder / "blocks")]
+        traces = folder / "profiles" / program
+        tokmill.build("bbv", traces, out, program=program, blocks=blocks, how=QUIET)
+    return tokmill.build("select", [*map(str, each)], folder / "executions", how=QUIET)
 
 
 def block_vectors(folder: Path, steps: int) -> None:
@@ -129,10 +108,9 @@ def block_vectors(folder: Path, steps: int) -> None:
     embed_store(run, folder / "blocks", name="code")
 
 
-def signatures(folder: Path, store: Store, program: str, kind: str, seed: int, steps: int) -> Any:
+def signatures(folder: Path, store: Store, program: str, seed: int, steps: int) -> Any:
     """Return signatures of all intervals, learned from those of the other programs."""
-    name = f"{kind}-{program}-{seed}"
-    seen = folder / "seen" / f"{kind}-{program}"
+    name, seen = f"{program}-{seed}", folder / "seen" / program
     mined, run = folder / "mined" / name, folder / "runs" / name
     overlay = f"{name}-{steps}"
     if (store.path / "overlays" / overlay / "manifest.json").exists():
@@ -155,53 +133,36 @@ def lengths_one(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def section(
-    folder: Path, store: Store, kind: str, counts: list[int], seeds: int, steps: int
-) -> list[str]:
-    """Return the lines about one kind of CPI."""
+def section(folder: Path, store: Store, counts: list[int], seeds: int, steps: int) -> list[str]:
+    """Return the table."""
     known = read_executions(store)
-    lines = [
-        f"**{kind.capitalize()} CPI**: {len(known.names)} programs, "
-        f"{len(known.cpi):,} intervals, {known.left_out} left out.",
-        "",
-        f"| | {' | '.join(HEAD)} |",
-        f"|---|{'---|' * len(HEAD)}",
-    ]
+    found = []
     plain = untrained(store, known)
-    verdicts: list[str] = []
     for count in counts:
         learned: list[list[tuple[Any, Shared]]] = []
         for seed in range(seeds):
             rows = []
             for number, program in enumerate(known.names):
-                vectors = signatures(folder, store, program, kind, seed, steps)[known.records]
-                found = shared_points(known, lengths_one(vectors), count, seed=seed)
-                rows.append((found.rows[number], found))
+                vectors = signatures(folder, store, program, seed, steps)[known.records]
+                points = shared_points(known, lengths_one(vectors), count, seed=seed)
+                rows.append((points.rows[number], points))
             learned.append(rows)
         by_mix = [shared_points(known, plain, count, seed=seed) for seed in range(seeds)]
-        lines += _rows(count, learned, by_mix)
-        verdicts.append(_verdict(count, learned, by_mix))
+        found += _rows(count, learned, by_mix)
         split = shared_points(known, plain, max(1, count // len(known.names)), seed=0)
-        lines += _alone(by_mix[0], count) + _alone(split, count // len(known.names))
+        found += [_alone(by_mix[0], count), _alone(split, count // len(known.names))]
     constant = np.mean([abs(row.constant) for row in split.rows])
-    lines.append(f"| mean CPI of the others | 0 | – | – | – | {constant:.1%} |")
-    return [*lines, "", " ".join(verdicts), ""]
+    found.append(["mean CPI of the others", "0", "–", "–", "–", f"{constant:.1%}"])
+    return [
+        f"{len(known.names)} programs, {len(known.cpi):,} intervals, {known.left_out} left out.",
+        "",
+        *markdown(HEAD, found),
+    ]
 
 
-def _verdict(count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shared]) -> str:
-    """Say whether every seed of the signatures is nearer than every one of the untrained."""
-    own = [np.mean([abs(row.shared) for row, _ in rows]) for rows in learned]
-    other = [np.mean([abs(row.shared) for row in one.rows]) for one in by_mix]
-    if max(own) < min(other):
-        said = "learned signatures beat the untrained features"
-    elif min(own) > max(other):
-        said = "learned signatures are worse than the untrained features"
-    else:
-        said = "learned signatures do not beat the untrained features: the seeds overlap"
-    return f"With {count} points {said}."
-
-
-def _rows(count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shared]) -> list[str]:
+def _rows(
+    count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shared]
+) -> list[list[str]]:
     """Return the lines of shared points: errors of each seed, then their mean and range."""
     found = []
     both = {
@@ -215,10 +176,10 @@ def _rows(count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shar
         largest = [max(abs(row.shared) for row in rows) for rows, _ in seeds]
         nothing = [np.mean([abs(row.held_out) for row in rows]) for rows, _ in seeds]
         speed = np.mean([number for _, speeds in seeds for number in speeds])
-        found.append(
-            f"| {name} | {count} for all | {_range(means)} | {_range(largest)} | {speed:,.0f} "
-            f"| {_range(nothing)} |"
-        )
+        found.append([
+            name, f"{count} for all", _range(means), _range(largest), f"{speed:,.0f}",
+            _range(nothing),
+        ])  # fmt: skip
     return found
 
 
@@ -226,9 +187,9 @@ def _alone(found: Shared, count: int) -> list[str]:
     """Return the line of points for each program alone."""
     errors = [abs(row.simpoint) for row in found.rows]
     return [
-        f"| SimPoint, each program alone | {count} for each | {np.mean(errors):.1%} "
-        f"| {max(errors):.1%} | {found.speed_up_alone:,.0f} | – |"
-    ]
+        "SimPoint, each program alone", f"{count} for each", f"{np.mean(errors):.1%}",
+        f"{max(errors):.1%}", f"{found.speed_up_alone:,.0f}", "–",
+    ]  # fmt: skip
 
 
 def _range(values: list[Any]) -> str:
@@ -238,14 +199,7 @@ def _range(values: list[Any]) -> str:
     return f"{mean} ({100 * min(values):.1f}–{100 * max(values):.1f})"
 
 
-def main(
-    cache: Path,
-    *,
-    small: bool = False,
-    seeds: int = 3,
-    counts: list[int] | None = None,
-    steps: int = 300,
-) -> list[str]:
+def main(cache: Path, small: bool, seeds: int, counts: list[int], steps: int) -> list[str]:
     """Return the lines of the section."""
     folder = cache / "signatures"
     processors = os.sched_getaffinity(0)
@@ -253,38 +207,24 @@ def main(
     how = Asked(measured=True, intervals=15 if small else 100, runs=2 if small else 15)
     programs = profiled(folder, 0.05 if small else 1.0, how)
     os.sched_setaffinity(0, processors)
-    made = stores(folder, programs)
+    store = executions(folder, programs)
     block_vectors(folder, 2 if small else 300)
-    lines = [
+    return [
         f"{', '.join(programs)} on three inputs each; the signature of a program's intervals was "
         f"learned from the other two ({steps} steps, {seeds} seeds: mean and range). Errors of the "
-        "CPI: mean and largest of the programs. *Nothing simulated*: points of the other programs "
-        "alone.",
+        "measured CPI: mean and largest of the programs. *Nothing simulated*: points of the other "
+        "programs alone.",
         "",
+        *section(folder, store, counts, seeds, steps),
     ]
-    for kind in KINDS:
-        lines += section(folder, made[kind], kind, counts or [12, 30], seeds, steps)
-    return lines
 
 
 if __name__ == "__main__":
-    options = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("cache", type=Path)
     options.add_argument("--small", action="store_true", help="a try in a minute or two")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--points", type=int, nargs="*", default=[12, 30])
     options.add_argument("--steps", type=int, default=300)
     asked = options.parse_args()
-    print(
-        "\n".join(
-            main(
-                asked.cache,
-                small=asked.small,
-                seeds=asked.seeds,
-                counts=asked.points,
-                steps=asked.steps,
-            )
-        )
-    )
+    print("\n".join(main(asked.cache, asked.small, asked.seeds, asked.points, asked.steps)))

@@ -7,17 +7,16 @@ Of the stores that `similarity_stores.py` froze, below CACHE/similarity:
     learned/SEED/      a run of all of them, by recipes/x86/similarity-bag.toml
     learned/eval-SEED.json    what `tokmill similarity eval` says of the projects of `test`
 
-The weights of the sums are written only with `--weights FILE`. Runs that are there are kept. Steps
-and seeds may be asked for one by one; the last step prints all that was found.
+The weights of the sums are written only with `--weights FILE`. Runs that are there are kept; at the
+end all that was found is printed.
 
-    python benchmarks/similarity_learned.py CACHE [--small] [--seed 0 …] [--weights FILE] \
-        [--rows O0-O3,…] [--only part|train|weights|eval|table] [--set run.steps=300]
+    python benchmarks/similarity_learned.py CACHE [--small] [--seed 0 …] [--weights FILE]
+        [--set run.steps=300]
 """
 
 from __future__ import annotations
 
 import argparse
-import re
 import shutil
 import statistics
 import subprocess
@@ -48,11 +47,10 @@ LEAST = 80
 """Tokens of a function that is learned from."""
 RECIPE = Path(__file__).resolve().parents[1] / "recipes/x86/similarity-bag.toml"
 BASELINES = ("code-around", "facts", "ranker")
-ROWS = "O0-O3,O2-O3"
+ROWS, LEVELS = ("O0-O3", "O2-O3"), "level ~ ^(O0|O2|O3)$"
 POOLS = (100, 1000)
 QUERIES, NEGATIVES = 500, 150
 """Of a pair of ways, when weights are learned."""
-STEPS = ("part", "train", "weights", "eval", "table")
 HEAD = '"""Weights of sums with learned vectors, learned by `benchmarks/similarity_learned.py`."""'
 
 
@@ -120,39 +118,22 @@ def learn_weights(folder: Path, graphs: Path, place: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def evaluated_store(folder: Path, rows: Sequence[str]) -> Store:
-    """Return the store of functions of the levels of some rows."""
-    levels = sorted({level for row in rows for level in re.findall("O[0-3s]", row)})
-    name = "-".join(["of", *levels])
-    path = folder / "learned" / name
-    if not path.exists():
-        tokmill.build(
-            "select", folder / "functions", path,
-            where=(f"level ~ ^({'|'.join(levels)})$",), how=How(quiet=True),
-        )  # fmt: skip
-    return Store(path)
-
-
-def evaluate(
-    folder: Path,
-    seeds: Sequence[int],
-    rows: Sequence[str],
-    names: Sequence[str],
-) -> None:
+def evaluate(folder: Path, seeds: Sequence[int], rows: tuple[str, ...]) -> None:
     """Evaluate the run of each seed, the first one beside baselines, and write what was found."""
     place = folder / "learned"
-    store = evaluated_store(folder, rows)
+    select(folder / "functions", place / "evaluated", LEVELS)
+    store = Store(place / "evaluated")
     functions = functions_of(store)
     there = functions.names["project"].names
     queries = tuple(name for name in splits()["test"] if name in there)
-    choice = Choice(rows=tuple(rows), projects=queries, pools=POOLS)
+    choice = Choice(rows=rows, projects=queries, pools=POOLS)
     for seed in seeds:
         run_path = place / str(seed)
         _, matrix = vectors_of(run_path, store, at="last", device="cpu", quiet=False)
         methods = [Method("run", Rows(of_functions(functions, matrix)), False)]
         # Baselines are the same for each seed.
         methods += baselines_of(
-            functions, store, [folder / "graphs"], names if seed == 0 else [], {"run": matrix}
+            functions, store, [folder / "graphs"], BASELINES if seed == 0 else [], {"run": matrix}
         )
         found = run_evaluation(functions, methods, choice, fingerprint=store.fingerprint)
         (place / f"eval-{seed}.json").write_bytes(msgspec.json.encode(found))
@@ -195,30 +176,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--seed", type=int, action="append")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--rows", default=ROWS)
-    parser.add_argument("--baseline", action="append")
-    parser.add_argument("--only", choices=STEPS, action="append")
     parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE")
     chosen = parser.parse_args(arguments)
     folder = chosen.cache.resolve() / ("similarity-small" if chosen.small else "similarity")
-    place, only = folder / "learned", chosen.only or STEPS
+    place, seeds = folder / "learned", chosen.seed or [0, 1, 2]
     begin(folder, place)
     learn = place / "learn"
     select(folder / "train", learn, f"length >= {LEAST}")
-    if "part" in only and chosen.weights:
+    if chosen.weights:
         select(learn, place / "half", of_projects(halves(folder)[0]))
         train(place / "half", folder / "val", place / "part", 0, chosen.keys)
-    seeds = chosen.seed or [0, 1, 2]
-    if "train" in only:
-        for seed in seeds:
-            train(learn, folder / "val", place / str(seed), seed, chosen.keys)
-    if "weights" in only and chosen.weights:
         chosen.weights.write_text(learn_weights(folder, folder / "graphs", place))
-    if "eval" in only:
-        rows, names = chosen.rows.split(","), chosen.baseline or BASELINES
-        evaluate(folder, seeds, rows, names)
-    if "table" in only:
-        print("\n".join(table(place)))
+    for seed in seeds:
+        train(learn, folder / "val", place / str(seed), seed, chosen.keys)
+    # Of the small programs none has two such levels.
+    evaluate(folder, seeds, ROWS[:1] if chosen.small else ROWS)
+    print("\n".join(table(place)))
     return 0
 
 

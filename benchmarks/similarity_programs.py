@@ -11,20 +11,19 @@ What was made is kept, so the same command goes on where it was stopped. Project
 first. The projects that are held
 out are also compiled by an older compiler that no other project sees (`OLDER`).
 
-    python benchmarks/similarity_programs.py CACHE [--small | --project NAME --level O0 …]
+    python benchmarks/similarity_programs.py CACHE [--small | --project NAME …]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from program_pairs import LAYOUT, Made, Tree, compilers, done, keep
+from program_pairs import Made, Tree, done, keep
 from programs import LEVELS, Failed, fetch, run
 from similarity_projects import PROJECTS, SMALL, Project
 
@@ -73,9 +72,9 @@ def command_of(compiler: str, language: str) -> str:
     return f"{PLUS[family]}{dash}{version}"
 
 
-def sources(name: str, made: Made) -> Tree:
-    """Return the unpacked sources of a project."""
-    path = fetch(PROJECTS[name].package, made.folder / "fetched")
+def sources(name: str, made: Made, suite: str = "") -> Tree:
+    """Return the unpacked sources of a project, of the release of this machine or of another."""
+    path = fetch(PROJECTS[name].package, made.folder / "fetched", suite)
     return Tree(name, (path / ".version").read_text().strip(), path)
 
 
@@ -124,29 +123,20 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("cache", type=Path)
     parser.add_argument("--small", action="store_true", help=", ".join(SMALL))
     parser.add_argument("--project", action="append", choices=tuple(PROJECTS))
-    parser.add_argument("--compiler", action="append", choices=(*COMPILERS, OLDER))
-    parser.add_argument("--level", action="append", choices=LEVELS)
     chosen = parser.parse_args(arguments)
     made = Made(chosen.cache.resolve() / ("similarity-small" if chosen.small else "similarity"))
     (made.folder / "fetched").mkdir(parents=True, exist_ok=True)
     failed: set[str] = set()
     trees: dict[str, Tree] = {}
     names = SMALL if chosen.small else chosen.project or tuple(PROJECTS)
-    for name, compiler, level in in_order(names):
-        if name in failed and name not in trees:
-            continue
-        if chosen.small and (compiler, level) not in SMALL_WAYS:
-            continue
-        if compiler not in (chosen.compiler or (compiler,)) or level not in (
-            chosen.level or LEVELS
-        ):
-            continue
+    for name in names:
         try:
-            if name not in trees:
-                trees[name] = sources(name, made)
+            trees[name] = sources(name, made)
         except Failed as error:
             made.left_out.append(f"{name}: {error}")
             failed.add(name)
+    for name, compiler, level in in_order(list(trees)):
+        if chosen.small and (compiler, level) not in SMALL_WAYS:
             continue
         try:
             build(trees[name], compiler, level, made)
@@ -160,13 +150,7 @@ def report(made: Made, failed: int) -> int:
     """Write and say what lies there and what does not."""
     programs = made.programs()
     projects = {name.split("/")[0] for name in programs}
-    facts = {
-        "compilers": compilers((*COMPILERS, OLDER)),
-        "layout": LAYOUT,
-        "programs": len(programs),
-        "left_out": made.left_out,
-    }
-    (made.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n")
+    made.write_about((*COMPILERS, OLDER))
     print(f"{made.folder}: {len(programs)} programs of {len(projects)} projects")
     if made.left_out:
         print(f"left out: {len(made.left_out)} builds of {failed} projects")

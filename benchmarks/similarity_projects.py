@@ -69,8 +69,7 @@ def _project(
 
 
 def _known(name: str) -> Project:
-    one = SOURCES[name]
-    return Project(one.package, one.files, one.flags, one.libraries, one.language)
+    return Project(**vars(SOURCES[name]))
 
 
 PROJECTS: dict[str, Project] = {

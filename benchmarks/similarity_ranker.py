@@ -37,17 +37,14 @@ LEAST = 5
 """Blocks of a function that is learned from."""
 
 
-def texts(store: Store, column: str) -> Array:
-    """Return the strings of a column, (records,) objects."""
-    found: list[str] = []
-    for _, _, batch in store.batches(1 << 16):
-        found += batch.columns[column].decoded()
-    return np.array(found, object)
-
-
 def pairs(store: Store, blocks: Array) -> list[tuple[Array, Array]]:
     """Return (query, positive) records of each pair of ways, without names that stand twice."""
-    project, program, function, compiler, level = (texts(store, name) for name in COLUMNS)
+    project, program, function, compiler, level = (
+        np.array(
+            [text for _, _, batch in store.batches() for text in batch.columns[name].decoded()]
+        )
+        for name in COLUMNS
+    )
     key = np.array([" ".join(one) for one in zip(project, program, function, strict=True)])
     whole = (store.column("part") == 0) & (blocks >= LEAST)
 

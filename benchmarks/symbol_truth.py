@@ -13,23 +13,21 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import lief
 import numpy as np
 
 from function_truth import Score
-from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image import elf
 from tokmill.x86.image.image import Program, distinct, member
-from tokmill.x86.image.link import Placement
 from tokmill.x86.image.program import open_program
 
 PART = re.compile(r"\.(cold|part)(\.|$)")
 """Names of parts of functions, by GCC and Clang."""
-FUNC, IFUNC, COFF_FUNCTION = 2, 10, 2
-"""Types of symbols."""
-Symbol = tuple[str, int, int, bool]
-"""Name, address, size, whether it has the type of a function."""
+COFF_FUNCTION = 2
+"""Type of a symbol."""
+Symbol = tuple[str, int, bool]
+"""Name, address, whether it has the type of a function."""
 HINT = "give the file as the linker wrote it, before `strip`"
 
 
@@ -39,15 +37,10 @@ class Truth:
 
     start: Array
     """(F,) u8, one an address."""
-    stop: Array
-    """(F,) u8, after the last byte; where the symbol has no size, the next symbol or the end of
-    the section."""
     name: list[str]
     """(F), raw; of aliases the first in the alphabet."""
     part_start: Array
     """(P,) u8, ascending: what is neither right nor wrong."""
-    part_stop: Array
-    """(P,) u8."""
 
 
 def score(starts: Array, truth: Truth) -> Score:
@@ -60,7 +53,7 @@ def score(starts: Array, truth: Truth) -> Score:
 
 
 def read_truth(path: Path | str) -> Truth:
-    """Return the functions of an unstripped ELF or PE file; starts as `lift` counts addresses.
+    """Return the functions of an unstripped, linked ELF or PE file.
 
     Raises `TokmillError` for a file without a table of symbols, and as `open_program` does.
     """
@@ -71,67 +64,45 @@ def read_truth(path: Path | str) -> Truth:
     sections = [one for one in program.sections if one.execute and not one.stubs]
     code = [(one.address, one.stop) for one in sections]
     names: dict[int, str] = {}
-    sizes: dict[int, int] = {}
     parts: set[int] = set()
-    for name, address, size, typed in symbols:
+    for name, address, typed in symbols:
         if not any(low <= address < high for low, high in code):
             continue
-        sizes[address] = max(size, sizes.get(address, 0))
         if not typed or PART.search(name):
             parts.add(address)
         else:
             names[address] = min(name, names.get(address, name))
-    begins = sorted(names.keys() | parts)
-    ends = dict(zip(begins, [*begins[1:], 0], strict=True))
-
-    def stop(address: int) -> int:
-        if sizes[address]:
-            return address + sizes[address]
-        end = next(high for low, high in code if low <= address < high)
-        return min(end, ends[address] or end)
-
     start = sorted(names)
-    part_start = sorted(parts - names.keys())
     return Truth(
         np.asarray(start, np.uint64),
-        np.asarray([stop(address) for address in start], np.uint64),
         [names[address] for address in start],
-        np.asarray(part_start, np.uint64),
-        np.asarray([stop(address) for address in part_start], np.uint64),
+        np.asarray(sorted(parts - names.keys()), np.uint64),
     )
 
 
 def _elf_symbols(path: Path) -> list[Symbol]:
-    file = elf.Elf(np.fromfile(path, np.uint8), str(path))
-    base = np.zeros(len(file.sections), np.uint64)
-    if file.kind == "relocatable":
-        base = Placement(file).address
-    found: list[Symbol] = []
-    for number in np.flatnonzero(file.sections["type"] == elf.SYMTAB).tolist():
-        table, strings = file.symbol_table(number)
-        kind, section = table["info"] & 15, table["section"]
-        wanted = ((kind == FUNC) | (kind == IFUNC)) & (section > 0) & (section < len(base))
-        for row in table[wanted]:
-            address = int(row["value"]) + int(base[row["section"]])
-            found.append((elf.text(strings, int(row["name"])), address, int(row["size"]), True))
-    return found
+    file = lief.ELF.parse(str(path))
+    wanted = lief.ELF.Symbol.TYPE.FUNC, lief.ELF.Symbol.TYPE.GNU_IFUNC
+    return [
+        (str(one.name), int(one.value), True)
+        for one in file.symtab_symbols
+        if one.type in wanted and 0 < one.shndx < len(file.sections)
+    ]
 
 
 def _pe_symbols(program: Program) -> list[Symbol]:
-    file = plugins.require("lief").PE.parse(program.name)
+    file = lief.PE.parse(program.name)
     base = int(file.optional_header.imagebase)
     start = [base + int(one.virtual_address) for one in file.sections]
     found: list[Symbol] = [
         (
             str(symbol.name),
             start[int(symbol.section_idx) - 1] + int(symbol.value),
-            0,
             int(symbol.complex_type) == COFF_FUNCTION,
         )
         for symbol in file.symbols
         if 0 < int(symbol.section_idx) <= len(start)
     ]
     if found:
-        ranges = zip(program.unwind.start.tolist(), program.unwind.stop.tolist(), strict=True)
-        found += [("", low, high - low, False) for low, high in ranges]
+        found += [("", low, False) for low in program.unwind.start.tolist()]
     return found

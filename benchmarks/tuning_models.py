@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measure import markdown
+
 NAMES = ("resnet18", "mobilenet_v2", "gpt2")
 ROUNDS = 12
 HELPERS = Path(__file__).parent.parent / "tests" / "helpers"
@@ -58,16 +60,14 @@ def tuned(name: str, folder: Path, minutes: float) -> dict[str, Any]:
 def table(rows: list[tuple[str, dict[str, Any], float]]) -> list[str]:
     """Return rows of times in ms."""
     names = list(dict.fromkeys(one["name"] for _, told, _ in rows for one in told["tried"]))
-    made = [
-        "| ms, CPU time of one thread | " + " | ".join(names) + " | torch | chosen | × default |",
-        "|---" * (len(names) + 4) + "|",
-    ]
+    cells = []
     for name, told, torch in rows:
         times = {one["name"]: one["milliseconds"] for one in told["tried"] if one["status"] == "ok"}
-        cells = [f"{times[one]:.2f}" if one in times else "–" for one in names]
+        ours = [f"{times[one]:.2f}" if one in times else "–" for one in names]
         gain = told["default_milliseconds"] / told["milliseconds"]
-        made.append(f"| {name} | {' | '.join(cells)} | {torch:.2f} | {told['best']} | {gain:.2f} |")
-    return made
+        cells.append([name, *ours, f"{torch:.2f}", told["best"], f"{gain:.2f}"])
+    head = ["ms, CPU time of one thread", *names, "torch", "chosen", "× default"]
+    return markdown(head, cells)
 
 
 def time_torch(name: str) -> float:

@@ -20,14 +20,15 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from jsonl_store import remove
+from measure import TOKMILL, markdown
 from tokmill import Store
 from tokmill.base.files import write_file
 from tokmill.report.pages import figures
 from tokmill.report.pages.plot import render
 from tokmill.store.checks.stats import count
+from tokmill.training.runs.trackers import METRICS, read_metrics
 from x86_store import some
 
-TOKMILL = str(Path(sys.executable).parent / "tokmill")
 FIGURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "rwkv7-decoder.svg"
 COLUMNS = ["asm", "mne", "type", "reg", "rw", "eflag"]
 PROGRAMS, LARGEST = 150, 300_000
@@ -85,25 +86,19 @@ def main(cache: Path, steps: int = STEPS) -> list[str]:
     folder = cache / "x86-models-runs"
     remove(folder)
     curves: list[figures.Series] = []
-    lines = [
-        "| what | weights, millions | loss on other programs, nats a token | tokens/s |",
-        "|---|---|---|---|",
-        f"| share of each id | | {unigram(train, val, COLUMNS):.3f} | |",
-    ]
+    rows = [["share of each id", "", f"{unigram(train, val, COLUMNS):.3f}", ""]]
     for colour, (name, keys) in enumerate(MODELS.items()):
         out = folder / name
         options = [f"--set={key}={value}" for key, value in (SHARED | keys).items()]
         run("train", train, "--val", val, "-o", out, "--steps", steps, "-q", *options)
-        logged = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        logged = read_metrics(out / METRICS)
         speed = statistics.median(
             line["tokens_per_second"] for line in logged if "tokens_per_second" in line
         )
         loss = run("eval", out, val)["loss"]
-        size = (
-            sum(weight.size for weight in load_file(out / "model" / "model.safetensors").values())
-            / 1e6
-        )
-        lines.append(f"| {name} | {size:.2f} | {loss:.3f} | {speed:,.0f} |")
+        weights = load_file(out / "model" / "model.safetensors").values()
+        size = sum(weight.size for weight in weights) / 1e6
+        rows.append([name, f"{size:.2f}", f"{loss:.3f}", f"{speed:,.0f}"])
         curves += [
             replace(one, label=f"{one.label}, {speed:,.0f} tokens/s", colour=colour)
             for one in figures.loss([out]).series
@@ -118,7 +113,9 @@ def main(cache: Path, steps: int = STEPS) -> list[str]:
         "16 rows of 256 positions, the same rows for both, bf16; the loss is the sum over six "
         "columns.",
         "",
-        *lines,
+        *markdown(
+            ["what", "weights, millions", "loss on other programs, nats a token", "tokens/s"], rows
+        ),
         "",
         "![Loss by step](../docs/images/rwkv7-decoder.svg)",
     ]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from measure import Contestant, interleave, run_once
+from measure import TOKMILL, Contestant, interleave, run_once
 from tokmill import Store, build
 from tokmill.base.errors import TokmillError
 from tokmill.base.progress import human_bytes, human_time
@@ -130,8 +130,7 @@ def size(folder: Path) -> int:
 
 def tokmill(folder: Path, out: Path, *more: str) -> list[str]:
     """Return the command that builds a store of functions."""
-    command = str(Path(sys.executable).parent / "tokmill")
-    return [command, "build", "x86", str(folder), "-o", str(out), "--quiet", *more]
+    return [TOKMILL, "build", "x86", str(folder), "-o", str(out), "--quiet", *more]
 
 
 def main(cache: Path, count: int = PROGRAMS) -> list[str]:

@@ -1,4 +1,4 @@
-"""What benchmarks/resampling.py says of methods that choose intervals."""
+"""What benchmarks/sampling_cpi.py says of methods that choose intervals."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tokmill.bbv.points import designs
 
 
 @pytest.fixture(scope="module")
-def resampling(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
-    return benchmark_script("resampling")
+def sampling(benchmark_script: Callable[[str], ModuleType]) -> ModuleType:
+    return benchmark_script("sampling_cpi")
 
 
 CASES = {
@@ -26,9 +26,9 @@ CASES = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES)
-def test_intervals_of_two_phase_sampling_cover_often(case: str, resampling: ModuleType) -> None:
+def test_intervals_of_two_phase_sampling_cover_often(case: str, sampling: ModuleType) -> None:
     """Variances of small strata are not known without bias."""
     made = phases(**CASES[case])  # type: ignore[arg-type]
     way = designs.two_phase
-    found = resampling.resample(made.population, made.cpi, way, 30, draws=1000)
+    found = sampling.resample(made.population, made.cpi, way, 30, draws=1000)
     assert found.coverage >= 0.9, found

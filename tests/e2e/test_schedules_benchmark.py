@@ -64,14 +64,6 @@ def tables(benchmark_script: Callable[[str], ModuleType]) -> Any:
     return benchmark_script("schedule_tables")
 
 
-def found(tables: Any, trained: list[float], **other: Any) -> Any:
-    made = {
-        "held": trained, "zero": [], "curve": [1.0, 2.0], "seconds": 1.0, "wall": 60.0,
-        "fresh": True, "rows": 1,
-    }  # fmt: skip
-    return tables.Found(trained=trained, **made | other)
-
-
 def test_a_schedule_is_slower_if_it_takes_over_two_per_cent_longer(tables: Any) -> None:
     assert tables.slower([0.97, 0.985, 1.0, 2.0]) == 0.25
     assert tables.both([[0.5, 2.0], [1.0, 1.0]]) == ["1.00 (1.00 to 1.00)", "25%"]

@@ -73,7 +73,7 @@ def test_projects_become_frozen_stores(
     splits = {"train": ["one"], "val": ["two-dash"], "test": ["three", "broken"], "unseen": []}
     monkeypatch.setattr(programs, "PROJECTS", table)
     monkeypatch.setattr(programs, "ways", lambda name: [("gcc", "O0"), ("gcc", "O2"), ("gc", "O0")])
-    monkeypatch.setattr(programs, "fetch", lambda package, folder: fetched / package)
+    monkeypatch.setattr(programs, "fetch", lambda package, folder, suite: fetched / package)
     for module in (programs, stores):
         monkeypatch.setattr(module, "splits", lambda: splits)
     cache = tmp_path / "cache"

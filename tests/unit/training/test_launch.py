@@ -1,5 +1,6 @@
 """Where a process stands, and the torchrun line; that it runs is shown in tests/e2e."""
 
+import io
 import socket
 import subprocess
 import sys
@@ -168,17 +169,20 @@ def test_a_machine_that_nobody_knows(environment: pytest.MonkeyPatch) -> None:
     assert found.value.where == "--master" and "hosts file" in found.value.hint
 
 
-def test_what_is_waited_for_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not by capsys: its reading empties a buffer, and so loses what a thread writes meanwhile.
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
     with told_when_waiting("the others", 60):
         pass
-    assert capsys.readouterr().err == ""
+    assert said.getvalue() == ""
     with told_when_waiting("the others", 0.01):
-        until, said = time.monotonic() + 30, ""
+        until = time.monotonic() + 30
         # The line and its end may be written one after the other.
-        while not said.endswith("\n"):
-            said += capsys.readouterr().err
+        while not said.getvalue().endswith("\n"):
             assert time.monotonic() < until
-    assert said == "waiting for the others\n"
+            time.sleep(0.01)
+    assert said.getvalue() == "waiting for the others\n"
 
 
 def test_who_is_silent_leaves_the_word_to_the_first(environment: pytest.MonkeyPatch) -> None:
