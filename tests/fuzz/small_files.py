@@ -51,7 +51,7 @@ def read_benchmarks(folder: Path) -> Any:
     from tokmill.mlir.modules import problem
 
     found = problem.of_folder(folder)
-    return [one.text for one in found.problems], len(found.refused), found.others
+    return [one.text for one in found.problems], len(found.refused), found.left_out
 
 
 def make_lists(folder: Path) -> Iterable[Path]:
