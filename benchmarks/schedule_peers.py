@@ -18,7 +18,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError
 from tokmill.mlir.iree import tune
-from tokmill.mlir.iree.compiler import known
+from tokmill.mlir.iree.compiler import generalized
 from tokmill.mlir.modules import problem as problems
 
 IREE = "IREE, best flags"
@@ -46,7 +46,7 @@ def best_flags(line: str) -> float | None:
     """Return the milliseconds by IREE's best flags; None if IREE does not compile the module."""
     given, until = problems.of_line(line), time.monotonic() + SECONDS
     try:
-        found = tune.tune(known(given.text), until=until, length=given.length)
+        found = tune.tune(generalized(given.text), until=until, length=given.length)
     except TokmillError as error:
         print(f"{line}: {error}", file=sys.stderr, flush=True)
         return None

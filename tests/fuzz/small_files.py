@@ -51,7 +51,7 @@ def read_benchmarks(folder: Path) -> Any:
     from tokmill.mlir.modules import problem
 
     found = problem.of_folder(folder)
-    return [one.text for one in found.problems], len(found.refused), found.others
+    return [one.text for one in found.problems], len(found.refused), found.left_out
 
 
 def make_lists(folder: Path) -> Iterable[Path]:
@@ -119,9 +119,9 @@ def make_compiled(folder: Path) -> Iterable[Path]:
 
 def read_compiler(folder: Path) -> Any:
     """The compiler that debug information names."""
-    from tokmill.x86.image.program import made_by
+    from tokmill.x86.image.program import producer_of
 
-    return made_by(folder / "program")
+    return producer_of(folder / "program")
 
 
 def text_of(kind: str) -> Make:

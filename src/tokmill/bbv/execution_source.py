@@ -137,10 +137,10 @@ class BbvSource(WholeFiles):
         traces = [file.path for file in listing.files]
         self.left_out = without_sidecars(listing.left_out, traces, self.inputs)
         for file in listing.files:
-            others = self._sidecars.of(file.path)
+            sidecars = self._sidecars.of(file.path)
             yield Item(
                 file.name, str(file.path.absolute()), 0, file.size, file.digest, EXPANDS,
-                others=tuple(OtherFile(path, digest) for path, digest in others),
+                others=tuple(OtherFile(path, digest) for path, digest in sidecars),
             )  # fmt: skip
 
     def batches(self, item: Item) -> Iterator[Records]:
@@ -181,12 +181,12 @@ class BbvSource(WholeFiles):
         if joined is not None and share < self.config.min_joined:
             raise self._too_few(item, share, counted, joined)
         # What the trace says at its end.
-        said = {
+        counts = {
             "repetitions of REP instructions that are not counted": piece.declared.repetitions or 0,
             "traces whose last line does not end": int(piece.torn),
             "lines that begin with neither T nor #": piece.other_lines,
         }
-        batch.notes |= {name: number for name, number in said.items() if number}
+        batch.notes |= {name: number for name, number in counts.items() if number}
         yield batch
 
     def _join(self, item: Item, paths: Mapping[str, str]) -> tuple[Addresses, Joined]:

@@ -165,15 +165,15 @@ def join(addresses: Addresses, blocks: Blocks, mapped: Sequence[Mapped] = ()) ->
     return Joined(records, _all_chains(len(at), chains), how, shared, placed, missing)
 
 
-def _all_chains(length: int, found: Sequence[tuple[Array, Chains]]) -> Chains:
-    if not found:
+def _all_chains(length: int, parts: Sequence[tuple[Array, Chains]]) -> Chains:
+    if not parts:
         empty = np.zeros(0, np.int64)
         return Chains(np.zeros(length + 1, np.int64), empty, empty)
-    owner = np.concatenate([np.repeat(rows, np.diff(chain.offsets)) for rows, chain in found])
+    owner = np.concatenate([np.repeat(rows, np.diff(chain.offsets)) for rows, chain in parts])
     order = np.argsort(owner, kind="stable")
     offsets = np.searchsorted(owner[order], np.arange(length + 1)).astype(np.int64)
-    records = np.concatenate([chain.records for _, chain in found])[order]
-    weights = np.concatenate([chain.weights for _, chain in found])[order]
+    records = np.concatenate([chain.records for _, chain in parts])[order]
+    weights = np.concatenate([chain.weights for _, chain in parts])[order]
     return Chains(offsets, records, weights)
 
 
@@ -191,9 +191,9 @@ def _votes(at: Array, program: Program) -> tuple[int, int]:
     bases = np.repeat(at, count) - starts[ranges(low, count)]
     if not len(bases):
         return 0, 0
-    found, votes = np.unique(bases, return_counts=True)
+    candidates, votes = np.unique(bases, return_counts=True)
     best = int(votes.argmax())
-    return int(found[best]), int(votes[best])
+    return int(candidates[best]), int(votes[best])
 
 
 def _best(at: Array, programs: Sequence[Program]) -> tuple[Program, int] | None:

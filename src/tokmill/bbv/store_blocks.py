@@ -104,9 +104,9 @@ def read_blocks(path: str, fingerprint: str) -> Blocks:
     address = store.column("address")
     programs = []
     for name, number in names.items():
-        mine = np.flatnonzero((program == number) & ~later & (address < 1 << 62))
-        starts, first, count = np.unique(address[mine], return_index=True, return_counts=True)
-        records = mine[first]
+        own = np.flatnonzero((program == number) & ~later & (address < 1 << 62))
+        starts, first, count = np.unique(address[own], return_index=True, return_counts=True)
+        records = own[first]
         length_here = length[records]
         # The bytes of a block are not known; the next one is near enough to follow it.
         near = np.diff(starts.astype(np.int64), append=1 << 62) <= LONGEST_INSTRUCTION * length_here

@@ -118,11 +118,11 @@ class ScheduleEnv(gymnasium.Env[dict[str, Any], Any]):
 
     def decode(self, action: np.ndarray[Any, Any]) -> Any:
         """Return the action on the visited operation that a row of numbers means."""
-        state, room = self._states[self._place], self.sizes.loops
+        state, most = self._states[self._place], self.sizes.loops
         loops = len(state.bounds)
-        sizes = tuple(LOOPS.sizes[int(index)] for index in action[1 : 1 + min(loops, room)])
+        sizes = tuple(LOOPS.sizes[int(index)] for index in action[1 : 1 + min(loops, most)])
         sizes += (0,) * (loops - len(sizes))
-        order = tuple(map(int, action[1 + room : 1 + room + loops]))
+        order = tuple(map(int, action[1 + most : 1 + most + loops]))
         return LOOPS.action(state, LOOPS.kinds[int(action[0])], sizes, order)
 
     def masks(self) -> dict[str, np.ndarray[Any, np.dtype[np.int8]]]:

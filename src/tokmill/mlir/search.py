@@ -153,7 +153,7 @@ def evolution(
 
 def _picked(
     fresh: dict[Schedule, Row],
-    known: dict[Schedule, Trial],
+    trials: dict[Schedule, Trial],
     rows: dict[Schedule, Row],
     rng: random.Random,
     seed: int,
@@ -165,7 +165,7 @@ def _picked(
     model = trees.ExtraTreesRegressor(
         n_estimators=48, min_samples_leaf=2, random_state=seed & 0xFFFFFFFF
     )
-    model.fit(np.stack(list(rows.values())), [score(trial) for trial in known.values()])
+    model.fit(np.stack(list(rows.values())), [score(trial) for trial in trials.values()])
     guessed, schedules = model.predict(np.stack(list(fresh.values()))), list(fresh)
     ranked = [schedules[place] for place in np.argsort(-guessed, kind="stable")]
     random_ones = max(1, int(BATCH * CHANCE))
@@ -217,8 +217,8 @@ def _row(problem: Problem, schedule: Schedule, sizes: Sizes) -> Row:
 
 def _logs(bounds: Sequence[int], sizes: Sizes) -> Row:
     row = np.zeros(sizes.loops)
-    found = np.maximum(bounds[: sizes.loops], 0.5) if bounds else np.zeros(0)
-    row[: len(found)] = np.log2(found)
+    clipped = np.maximum(bounds[: sizes.loops], 0.5) if bounds else np.zeros(0)
+    row[: len(clipped)] = np.log2(clipped)
     return row
 
 

@@ -53,7 +53,7 @@ def named(lines: Sequence[str], folder: str, sizes: Sizes) -> list[Problem]:
     problems = [problem.of_line(line) for line in lines]
     if folder:
         inside = problem.of_folder(Path(folder))
-        for line in inside.said(folder):
+        for line in inside.notes(folder):
             print(f"note: {line}", file=sys.stderr)
         problems += inside.problems
     for one in problems:

@@ -131,18 +131,18 @@ class PairsSource(X86Source):
         graphs, self.left_out = find_graphs(self.inputs, self.config)
         self.check_layout(graph.program for graph in graphs)
         expands = EXPANDS * self.config.walks
-        found: dict[str, Item] = {}
+        by_name: dict[str, Item] = {}
         for first, second in self._pairs(graphs):
             a, b = first.file, second.file
             name = f"{a.name}{BETWEEN}{b.name}"
-            if name in found:
+            if name in by_name:
                 raise UsageError(f"a pair is named twice: {name}", hint="name it once")
-            others = (OtherFile(str(b.path.absolute()), b.digest),)
-            found[name] = Item(
-                name, str(a.path.absolute()), 0, a.size + b.size, a.digest, expands, others=others
+            partner = (OtherFile(str(b.path.absolute()), b.digest),)
+            by_name[name] = Item(
+                name, str(a.path.absolute()), 0, a.size + b.size, a.digest, expands, others=partner
             )
-        for name in sorted(found):
-            yield found[name]
+        for name in sorted(by_name):
+            yield by_name[name]
 
     def _pairs(self, graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, GraphFile]]:
         config = self.config
@@ -222,11 +222,11 @@ def find_graphs(
     make_them = "make them first, once for all pairs: tokmill cfg FOLDER -o GRAPHS"
     files, left_out = find_files(inputs, (GRAPH,), choice=choice, instead=make_them)
     named = {Path(argument).absolute() for argument in inputs}
-    found = []
+    graphs = []
     for file in files:
         about = read_facts(file.path) if file.path.suffix == GRAPH else None
         if about is not None:
-            found.append(GraphFile(file, about.program))
+            graphs.append(GraphFile(file, about.program))
         elif file.path.absolute() in named:
             raise TokmillError(
                 "this is not a graph of a program",
@@ -235,13 +235,13 @@ def find_graphs(
             )
         else:
             left_out[NO_PROGRAM] = left_out.get(NO_PROGRAM, 0) + 1
-    if not found:
+    if not graphs:
         raise TokmillError(
             "there are no graphs of programs",
             where=", ".join(inputs),
             hint=make_them,
         )
-    return found, in_order(left_out)
+    return graphs, in_order(left_out)
 
 
 class Names:
@@ -257,16 +257,16 @@ class Names:
 
     def find(self, name: str) -> GraphFile:
         """Return the graph of a name; raises `UsageError` if there is none, or several."""
-        found = self.graphs.get(name, [])
-        if len(found) == 1:
-            return found[0]
-        if not found:
+        named = self.graphs.get(name, [])
+        if len(named) == 1:
+            return named[0]
+        if not named:
             programs = [graph.program for graphs in self.graphs.values() for graph in graphs]
             raise UsageError(
                 f"there is no graph of a program called {name!r}",
                 hint=nearest(name, list(dict.fromkeys(programs))),
             )
-        files = ", ".join(str(graph.file.path) for graph in found)
+        files = ", ".join(str(graph.file.path) for graph in named)
         raise UsageError(f"several graphs are called {name!r}: {files}", hint="name the files")
 
     def split(self, text: str) -> tuple[GraphFile, GraphFile]:

@@ -137,8 +137,8 @@ class X86Source(WholeFiles):
         if request.tokenizer is not None or request.roles:
             raise UsageError("x86 code has no tokenizer", hint="--vocab names vocabularies")
         cls.check(config)
-        found = vocabularies_of(config.rules, config.vocab)
-        return {column: Frozen(*found[column].vocabulary()) for column in cls.streams(config)}
+        lists = vocabularies_of(config.rules, config.vocab)
+        return {column: Frozen(*lists[column].vocabulary()) for column in cls.streams(config)}
 
     def coded(self) -> Schema:
         return {
@@ -244,19 +244,19 @@ class Caches:
     def __init__(self, rules: str, frozen: Mapping[str, Frozen], separator: bool = False) -> None:
         """Take the rules and the vocabularies; streams without a vocabulary are not kept."""
         self.rules, self.frozen, self.separator = rules, frozen, separator
-        self._made: dict[int, Templates] = {}
+        self._templates: dict[int, Templates] = {}
 
     def of(self, bits: int) -> Templates:
         """Return the cache for code of 64 or 32 bits."""
-        if bits not in self._made:
+        if bits not in self._templates:
             vocabularies = {
                 column: TokenList.from_json(self.frozen[column].data)
                 if column in self.frozen
                 else TokenList.of(column, self.rules, ())
                 for column in COLUMNS
             }
-            self._made[bits] = Templates(self.rules, bits, vocabularies, self.separator)
-        return self._made[bits]
+            self._templates[bits] = Templates(self.rules, bits, vocabularies, self.separator)
+        return self._templates[bits]
 
 
 def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:

@@ -213,18 +213,18 @@ class Portion:
         self, record: Array, start: Array, stop: Array, most: int
     ) -> tuple[Array, Array, Array, Array]:
         """Return records of at most `max_tokens`: (record, part, first instruction, end)."""
-        found = []
+        pieces = []
         part = 0
         while len(record):
             end = np.searchsorted(self.ends, self.ends[start] + most, side="right") - 1
             end = np.minimum(end, stop)
-            found.append((record, np.full(len(record), part), start, end))
+            pieces.append((record, np.full(len(record), part), start, end))
             more = end < stop
             record, start, stop = record[more], end[more], stop[more]
             part += 1
-        if not found:
+        if not pieces:
             return record, record, start, stop
-        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        columns = [np.concatenate(column) for column in zip(*pieces, strict=True)]
         if part > 1:
             order = np.lexsort((columns[1], columns[0]))
             columns = [column[order] for column in columns]

@@ -79,8 +79,8 @@ def flow_of(graph: Graph, weight: str = "uniform") -> Flow:
 def walked(graph: Graph) -> Array:
     """Return which edges lead on within a function, or to another by a jump: (E,) bool."""
     # 0 is an address, except for an indirect jump.
-    known = (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
-    return np.isin(graph.edge_kind, WALKED) & known
+    resolved = (graph.edge_kind != Edge.INDIRECT) | (graph.edge_target != 0)
+    return np.isin(graph.edge_kind, WALKED) & resolved
 
 
 def flow_of_edges(source: Array, target: Array, nodes: int, weight: str) -> Flow:

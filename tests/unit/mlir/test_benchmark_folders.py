@@ -76,7 +76,7 @@ def test_refused_modules_are_named_by_one_rule(
     place = folder(tmp_path / "b")
     for number in range(8):
         (place / f"broken{number}.mlir").write_text("module {")
-    lines = problem.of_folder(place).said(str(place))
+    lines = problem.of_folder(place).notes(str(place))
     # Times of another machine are not read.
     assert lines[0] == f"{place}: 1 entry left out: not named .mlir, or no file"
     assert sum("refused, " in line for line in lines) == problem.SHOWN

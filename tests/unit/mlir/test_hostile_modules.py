@@ -72,7 +72,7 @@ def test_a_pipe_in_a_folder_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "b.mlir").write_text(generators.chain("add 4"))
     folder = problem.of_folder(tmp_path)
     assert len(folder.problems) == 1
-    assert folder.said("b") == ["b: 1 entry left out: not named .mlir, or no file"]
+    assert folder.notes("b") == ["b: 1 entry left out: not named .mlir, or no file"]
 
 
 def test_a_module_that_cannot_be_compiled_says_its_name() -> None:

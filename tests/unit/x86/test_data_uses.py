@@ -245,7 +245,7 @@ def test_tables_between_code_are_data(built: Path) -> None:
     names = symbols(path)
     lifter = cfg.Lifter(cfg.open_program(path))
     lifter.lift()
-    code = lifter.known.code
+    code = lifter.findings.code
     place = int(code.offset(np.asarray([names["distances"]], np.uint64))[0])
     data = zip(code.data_begin.tolist(), code.data_end.tolist(), strict=True)
     assert any(begin <= place and place + 16 <= end for begin, end in data)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tokmill.x86.image.program import Made, made_by, read_producer
+from tokmill.x86.image.program import Producer, producer_of, read_producer
 from x86_programs import C_SOURCE, CPP_SOURCE, compiles, run, stripped
 
 
@@ -28,19 +28,19 @@ from x86_programs import C_SOURCE, CPP_SOURCE, compiles, run, stripped
 def test_gcc_says_version_and_level(built: Path, flags: str, level: str) -> None:
     path = compiles(built, f"gcc{flags.replace(' ', '')}", C_SOURCE, *flags.split())
     version = run("gcc", "-dumpfullversion").strip()
-    assert made_by(path) == Made(f"gcc-{version}", level)
+    assert producer_of(path) == Producer(f"gcc-{version}", level)
 
 
 def test_other_compilers(built: Path) -> None:
     path = compiles(built, "producer-cpp", CPP_SOURCE, "-g", "-Ofast", by="g++")
-    assert made_by(path).level == "Ofast"
+    assert producer_of(path).level == "Ofast"
     if shutil.which("clang"):
         for flags in (("-g",), ("-g", "-gdwarf-4")):
             path = compiles(built, "producer-clang" + "".join(flags), C_SOURCE, *flags, by="clang")
-            assert made_by(path).compiler.startswith("clang-") and not made_by(path).level
+            assert producer_of(path).compiler.startswith("clang-") and not producer_of(path).level
         flags = ("-g", "-grecord-command-line", "-O2")
         assert (
-            made_by(compiles(built, "producer-clang-O2", C_SOURCE, *flags, by="clang")).level
+            producer_of(compiles(built, "producer-clang-O2", C_SOURCE, *flags, by="clang")).level
             == "O2"
         )
 
@@ -48,16 +48,16 @@ def test_other_compilers(built: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "made"),
     [
-        ("GNU C++17 13.1.0 -m64 -mtune=generic -O2 -fPIC", Made("gcc-13.1.0", "O2")),
-        ("GNU GIMPLE 12.2.0 -Os -fltrans", Made("gcc-12.2.0", "Os")),
-        ("GNU AS 2.40", Made()),
-        ("Debian clang version 14.0.6", Made("clang-14.0.6", "")),
-        ("clang LLVM (rustc version 1.75.0 (82e1608df 2023-12-21))", Made("rustc-1.75.0", "")),
-        ("Go cmd/compile go1.21.5; regabi", Made("go-1.21.5", "")),
-        ("something else", Made()),
+        ("GNU C++17 13.1.0 -m64 -mtune=generic -O2 -fPIC", Producer("gcc-13.1.0", "O2")),
+        ("GNU GIMPLE 12.2.0 -Os -fltrans", Producer("gcc-12.2.0", "Os")),
+        ("GNU AS 2.40", Producer()),
+        ("Debian clang version 14.0.6", Producer("clang-14.0.6", "")),
+        ("clang LLVM (rustc version 1.75.0 (82e1608df 2023-12-21))", Producer("rustc-1.75.0", "")),
+        ("Go cmd/compile go1.21.5; regabi", Producer("go-1.21.5", "")),
+        ("something else", Producer()),
     ],
 )
-def test_texts_of_producers(text: str, made: Made) -> None:
+def test_texts_of_producers(text: str, made: Producer) -> None:
     assert read_producer(text) == made
 
 
@@ -67,7 +67,7 @@ def test_nothing_is_known_without_debug_information(built: Path, tmp_path: Path)
     (tmp_path / "empty").write_bytes(b"")
     objects = compiles(built, "producer.o", C_SOURCE, "-g", "-c")
     for other in (stripped(path), objects, tmp_path / "text", tmp_path / "empty"):
-        assert made_by(other) == Made()
+        assert producer_of(other) == Producer()
 
 
 def test_damaged_information_is_passed_over(built: Path, tmp_path: Path) -> None:
@@ -80,6 +80,6 @@ def test_damaged_information_is_passed_over(built: Path, tmp_path: Path) -> None
         places = random.integers(len(data) // 2, len(data), 200)
         changed[places] = random.integers(0, 256, 200)
         path.write_bytes(changed[: int(random.integers(len(data) // 2, len(data)))].tobytes())
-        assert len(made_by(path)) == 2
+        assert len(producer_of(path)) == 2
         path.write_bytes(changed.tobytes())
-        assert len(made_by(path)) == 2
+        assert len(producer_of(path)) == 2

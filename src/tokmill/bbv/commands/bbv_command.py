@@ -149,8 +149,8 @@ def check(
         if declared.get("repetitions"):
             print("repetitions of REP instructions are not counted here; callgrind counts them")
     if piece.ignored:
-        others = ", ".join(f"{count:,} {kind}" for kind, count in piece.ignored.items())
-        print(f"lines that are no interval: {others}")
+        ignored = ", ".join(f"{count:,} {kind}" for kind, count in piece.ignored.items())
+        print(f"lines that are no interval: {ignored}")
     if piece.torn:
         print(TORN)
     return int(piece.torn)

@@ -197,8 +197,8 @@ def _show(reports: list[Any], out: Path | None, json: bool) -> None:
         if one.unmeasured:
             say(f"{one.program}: {human_count(one.unmeasured, 'interval')} without a CPI left out")
         if one.other_lines:
-            others = human_count(one.other_lines, "line")
-            say(f"note: {one.program}: {others} that begin with neither T nor # were left out")
+            skipped = human_count(one.other_lines, "line")
+            say(f"note: {one.program}: {skipped} that begin with neither T nor # were left out")
         if one.torn:
             say(f"note: {one.program}: {TORN}")
         if one.points > 1 and one.speed_up < LITTLE:

@@ -178,12 +178,12 @@ def find_clusters(
         chosen = np.random.default_rng(seed).permutation(len(few))[:SEARCHED]
         few = few[np.sort(chosen)]
     part, of_part = points[few], weights[few]
-    scores, found = {}, {}
+    scores, clusterings = {}, {}
     most = min(exactly or most, different(part, exactly or most))
     for k in [most] if exactly else range(1, most + 1):
-        found[k] = k_means(part, of_part, k, seed=seed)
-        scores[k] = bic(part, of_part, *found[k])
-    labels, centres = found[choose(scores)]
+        clusterings[k] = k_means(part, of_part, k, seed=seed)
+        scores[k] = bic(part, of_part, *clusterings[k])
+    labels, centres = clusterings[choose(scores)]
     if len(few) < len(points):
         labels, centres = k_means(points, weights, len(centres), seed=seed, begin=centres)
     return Clusters(labels, centres)

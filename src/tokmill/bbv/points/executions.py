@@ -170,7 +170,7 @@ def read_executions(store: Store) -> Executions:
             where=str(store.path),
             hint="profile with --measured, or build with --cpi FILE",
         )
-    found, program = np.unique(np.asarray(names, object)[valid].astype(str), return_inverse=True)
+    programs, program = np.unique(np.asarray(names, object)[valid].astype(str), return_inverse=True)
     of_kind = sorted(set(np.asarray(kinds, object)[valid]))
     rates = {
         name: values
@@ -186,7 +186,7 @@ def read_executions(store: Store) -> Executions:
         (len(names), int(columns.max(initial=0)) + 1),
     )
     return Executions(
-        found.tolist(),
+        programs.tolist(),
         program.astype(np.int64),
         np.flatnonzero(valid),
         instructions[valid],
@@ -244,9 +244,9 @@ def mnemonic_mix(store: Store, executions: Executions) -> Floats:
     used = np.flatnonzero(np.diff(executions.vectors.tocsc().indptr))
     rows, tokens, shares = [], [], []
     for number, record in enumerate(used.tolist()):
-        found, times = np.unique(np.asarray(blocks.record(record)[column]), return_counts=True)
-        rows.append(np.full(len(found), number))
-        tokens.append(found)
+        ids, times = np.unique(np.asarray(blocks.record(record)[column]), return_counts=True)
+        rows.append(np.full(len(ids), number))
+        tokens.append(ids)
         shares.append(times / times.sum())
     width = int(max((one.max(initial=0) for one in tokens), default=0)) + 1
     of_blocks = sparse.csr_matrix(

@@ -70,8 +70,8 @@ def shared_points(
     for program in range(number):
         inside = executions.program == program
         truth = float(truths[program])
-        others = np.delete(truths, program)
-        constant = float(others.mean()) if len(others) else float("nan")
+        other_truths = np.delete(truths, program)
+        constant = float(other_truths.mean()) if len(other_truths) else float("nan")
         cpi = executions.cpi[inside]
         own = _alone(executions, inside, count)
         alone += float(executions.instructions[inside][own.intervals].sum())
@@ -81,7 +81,7 @@ def shared_points(
                 int(inside.sum()),
                 truth,
                 float(weights[program] @ executions.cpi[points]) / truth - 1,
-                _from_others(executions, signatures, inside, count, seed) / truth - 1,
+                _from_other_programs(executions, signatures, inside, count, seed) / truth - 1,
                 float(own.weights @ cpi[own.intervals]) / truth - 1,
                 constant / truth - 1,
             )
@@ -110,7 +110,7 @@ def weights_of(executions: Executions, labels: Ints, clusters: int) -> Floats:
     return weights
 
 
-def _from_others(
+def _from_other_programs(
     executions: Executions, signatures: Floats, inside: Any, count: int, seed: int
 ) -> float:
     """Return the CPI that points of other programs give; NaN if there are none."""

@@ -140,22 +140,22 @@ def unexplained(vectors: Matrix, weights: Floats, labels: Ints) -> float:
 
 
 def nearest(
-    points: Floats, weights: Floats, found: Clusters, dimensions: int, error: float
+    points: Floats, weights: Floats, clustering: Clusters, dimensions: int, error: float
 ) -> SimPoints:
     """Return the interval that is nearest to each centre, the first of equally near ones.
 
     An interval without instructions is no point: there is nothing in it to simulate. Nor is one
     with far fewer than its cluster's others (`clusters.nearest`).
     """
-    distances = np.sqrt(((points - found.centres[found.labels]) ** 2).sum(axis=1))
-    sizes = np.bincount(found.labels, weights, minlength=len(found))
-    firsts = clusters.nearest(found.labels, distances, weights)
+    distances = np.sqrt(((points - clustering.centres[clustering.labels]) ** 2).sum(axis=1))
+    sizes = np.bincount(clustering.labels, weights, minlength=len(clustering))
+    firsts = clusters.nearest(clustering.labels, distances, weights)
     filled = sizes > 0
     number = np.cumsum(filled) - 1
     return SimPoints(
         firsts[filled],
         sizes[filled] / sizes.sum(),
-        np.where(filled, number, -1)[found.labels],
+        np.where(filled, number, -1)[clustering.labels],
         dimensions,
         error,
     )

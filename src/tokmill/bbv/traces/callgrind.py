@@ -90,8 +90,8 @@ def read_dump(path: Path, code: Code) -> Dump:
                         raise ValueError("too many files")
                     base = number << FILE_BITS
                 elif line.startswith("fn="):
-                    found = _name(line[3:], function_names)
-                    function = "" if found.startswith("0x") else found
+                    symbol = _name(line[3:], function_names)
+                    function = "" if symbol.startswith("0x") else symbol
                 elif line.startswith(("cob=", "cfn=")):
                     _name(line[4:], names if line.startswith("cob=") else function_names)
                 elif line.startswith("events: "):

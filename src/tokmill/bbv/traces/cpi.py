@@ -164,8 +164,8 @@ def _name_of(kind: str) -> str:
 
 def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
     """Return the columns that have a meaning here, or `every` one."""
-    found = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
-    rows: Iterator[list[str]] = (row for row in found if row and not row[0].startswith("#"))
+    reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
+    rows: Iterator[list[str]] = (row for row in reader if row and not row[0].startswith("#"))
     first = next(rows, None)
     if first is None:
         raise ValueError("it is empty")
@@ -176,7 +176,7 @@ def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
         names, rows = ["cpi"], itertools.chain([first], rows)
     if is_number(names[0]):
         raise ValueError("its first line does not name the columns")
-    columns = {name: array("d") for name in names if every or name in _known()}
+    columns = {name: array("d") for name in names if every or name in _measure_names()}
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values, the header {len(names)}")
@@ -186,7 +186,7 @@ def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
     return {name: np.array(values, np.float64) for name, values in columns.items()}
 
 
-def _known() -> set[str]:
+def _measure_names() -> set[str]:
     return {"interval", "instructions", *map(_name_of, KINDS), *RATES}
 
 
@@ -218,12 +218,12 @@ def _json(data: bytes) -> dict[str, Array]:
     columns = {
         name: np.array([_number(one, name) for one in value[name]], np.float64)
         for name in value
-        if name in _known() and isinstance(value[name], Sequence)
+        if name in _measure_names() and isinstance(value[name], Sequence)
     }
     if len({len(column) for column in columns.values()}) > 1:
         raise ValueError("its lists have different lengths")
     if not columns:
-        raise ValueError(f"it holds none of {', '.join(sorted(_known()))}")
+        raise ValueError(f"it holds none of {', '.join(sorted(_measure_names()))}")
     return columns
 
 
@@ -270,36 +270,36 @@ def _timeline(value: Mapping[str, Any]) -> dict[str, Array]:
     return {"cpi_simulated": cpi, "instructions": instructions}
 
 
-def check_measures(found: Measures, sums: Array, path: Path | str, trace: Path | str) -> None:
+def check_measures(measures: Measures, sums: Array, path: Path | str, trace: Path | str) -> None:
     """Compare the intervals of a file with those of a trace.
 
     Raises `TokmillError` for missing, surplus, unordered and shifted intervals, with counts.
     """
     where = str(path)
     hint = f"measures and {trace} are of one execution, with a row an interval"
-    if found.numbers is not None and len(found.numbers):
-        first = found.numbers[0]
-        steps = np.diff(found.numbers)
+    if measures.numbers is not None and len(measures.numbers):
+        first = measures.numbers[0]
+        steps = np.diff(measures.numbers)
         if first not in (0, 1) or (steps != 1).any():
             wrong = 0 if first not in (0, 1) else 1 + int((steps != 1).argmax())
-            before = f" after interval {found.numbers[wrong - 1]:.15g}" if wrong else ""
+            before = f" after interval {measures.numbers[wrong - 1]:.15g}" if wrong else ""
             raise TokmillError(
-                f"row {wrong} is interval {found.numbers[wrong]:.15g}{before}",
+                f"row {wrong} is interval {measures.numbers[wrong]:.15g}{before}",
                 where=where,
                 hint="rows are in the order of their intervals, without gaps, from 0 or 1",
             )
-    difference = found.length - len(sums)
+    difference = measures.length - len(sums)
     if difference:
         kind = "missing" if difference < 0 else "surplus"
         raise TokmillError(
             f"{human_count(abs(difference), f'{kind} interval')}: "
-            f"{found.length:,} here and {len(sums):,} in the trace",
+            f"{measures.length:,} here and {len(sums):,} in the trace",
             where=where,
             hint=hint,
         )
-    if found.instructions is None or not len(sums):
+    if measures.instructions is None or not len(sums):
         return
-    here = found.instructions
+    here = measures.instructions
     off = np.abs(here - sums) > CLOSE * np.maximum(np.maximum(here, sums), 1)
     # Where no number is given, nothing is above it.
     if not off.any():
@@ -307,8 +307,8 @@ def check_measures(found: Measures, sums: Array, path: Path | str, trace: Path |
     row = int(off.argmax())
     raise TokmillError(
         f"{human_count(int(off.sum()), 'interval')} of {len(sums):,} with other numbers of "
-        f"instructions; interval {row}: {found.instructions[row]:,.0f} here, {sums[row]:,} in the "
-        "trace",
+        f"instructions; interval {row}: {measures.instructions[row]:,.0f} here, {sums[row]:,} in "
+        "the trace",
         where=where,
         hint=f"{hint}, and not shifted; producers count REP instructions differently",
     )

@@ -30,7 +30,7 @@ KINDS = {"io": "", "heap": "-DHEAP", "memory": "-DMEMORY"}
 """Which functions are marked, from few calls to many: read, write, fread, fwrite, fgets and
 getline; malloc and free too; memcpy, memcmp and strlen too."""
 FLAGS = ("-O2", "-shared", "-fPIC", "-fno-builtin", "-fno-tree-loop-distribute-patterns")
-ROOM = 1 << 20
+MOST_MARKS = 1 << 20
 """Marks that a file of time stamps has room for."""
 DIGITS = 20
 """Digits of K in the environment, with leading zeros."""
@@ -125,14 +125,14 @@ def time_marks(
 
     Raises `TokmillError` if two runs pass different numbers of marks.
     """
-    found: list[Array] = []
+    spans: list[Array] = []
     for number in range(runs):
         stamps, _ = _stamps(command, library, folder, every)
-        if found:
-            _same_marks(command, f"run {number + 1}", len(stamps), len(found[0]) + 1)
-        found.append(np.diff(stamps))
+        if spans:
+            _same_marks(command, f"run {number + 1}", len(stamps), len(spans[0]) + 1)
+        spans.append(np.diff(stamps))
         progress.advance(1)
-    ticks = np.stack(found)
+    ticks = np.stack(spans)
     if (ticks <= 0).any():
         raise MachineError(
             "the time stamp counter went back between two marks",
@@ -171,7 +171,7 @@ def _stamps(
     folder: Path,
     every: int,
     *,
-    room: int = ROOM,
+    most: int = MOST_MARKS,
     faults: bool = False,
 ) -> tuple[Array, range]:
     """Run the program once; return the time stamps that had room (int64), and all their places.
@@ -180,7 +180,7 @@ def _stamps(
     """
     path = folder / "marks"
     with machine_errors("write", path), open(path, "wb") as file:
-        file.truncate(8 * (room + 1))
+        file.truncate(8 * (most + 1))
     # The environment lies above the stack, so one of another size moves the stack, and with it
     # which pages are touched first and what shares a line of the cache.
     marking = {
@@ -197,13 +197,13 @@ def _stamps(
             hint="is it linked statically, a script, or one that starts another program? Without "
             "--measured its CPI is modelled",
         )
-    if passed > room and room == ROOM:
+    if passed > most and most == MOST_MARKS:
         raise TokmillError(
-            f"{passed:,} marks, and there is room for {room:,}",
+            f"{passed:,} marks, and there is room for {most:,}",
             where=shlex.join(command.words),
             hint="ask for fewer intervals",
         )
-    return words[1 : 1 + min(passed, room)].astype(np.int64), range(passed)
+    return words[1 : 1 + min(passed, most)].astype(np.int64), range(passed)
 
 
 def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, int, dict[str, int]]:
@@ -216,11 +216,11 @@ def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, i
     Raises `TokmillError` if no kind of function is called often enough.
     """
     calls: dict[str, int] = {}
-    found: dict[str, tuple[float, Path, int]] = {}
+    by_kind: dict[str, tuple[float, Path, int]] = {}
     for kind in KINDS:
         library = make_library(folder, kind)
         # Begin and end are stamped too.
-        calls[kind] = len(_stamps(command, library, folder, 1, room=64)[1]) - 2
+        calls[kind] = len(_stamps(command, library, folder, 1, most=64)[1]) - 2
         every = max(1, calls[kind] // (FINER * intervals))
         if calls[kind] < 2:
             continue
@@ -231,17 +231,17 @@ def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, i
         # What lies before the first mark and after the last one is not measured.
         inner = float(fastest[1:-1].sum() / fastest.sum())
         count = inner * len(grouped(fastest.tolist(), intervals))
-        found[kind] = count, library, every
-        if found[kind][0] >= ENOUGH * intervals:
+        by_kind[kind] = count, library, every
+        if by_kind[kind][0] >= ENOUGH * intervals:
             break
-    if not found:
+    if not by_kind:
         raise TokmillError(
             f"the program calls none of the functions that are marked often enough: {calls}",
             where=shlex.join(command.words),
             hint="a longer input, or without --measured",
         )
-    best = max(found, key=lambda kind: found[kind][0])
-    return found[best][1], best, found[best][2], calls
+    best = max(by_kind, key=lambda kind: by_kind[kind][0])
+    return by_kind[best][1], best, by_kind[best][2], calls
 
 
 def grouped(sizes: Sequence[float], wanted: int) -> list[int]:
@@ -249,16 +249,16 @@ def grouped(sizes: Sequence[float], wanted: int) -> list[int]:
 
     The first and the last stay alone, as the program begins and ends in them.
     """
-    target, held = sum(sizes[1:-1]) / wanted, 0.0
+    target, filled = sum(sizes[1:-1]) / wanted, 0.0
     begins = [0, 1] if len(sizes) > 2 else [0]
     for number in range(1, len(sizes) - 1):
         # Where it is nearer to the size that is wanted to end before this one; but little alone,
         # such as a read between long computations, would be the time of the kernel.
-        if held > target / 2 and held + sizes[number] - target > abs(held - target):
+        if filled > target / 2 and filled + sizes[number] - target > abs(filled - target):
             begins.append(number)
-            held = 0.0
-        held += sizes[number]
-    if held < target / 2 and len(begins) > 2:
+            filled = 0.0
+        filled += sizes[number]
+    if filled < target / 2 and len(begins) > 2:
         # What is left over goes with the one before it.
         begins.pop()
     return [*begins, len(sizes) - 1]

@@ -78,14 +78,14 @@ def pieces(
     """
     parser = _Parser(Path(path))
     size = Path(path).stat().st_size if Path(path).exists() else 0
-    held: list[BlockVectors] = []
+    parts: list[BlockVectors] = []
     rows = count = 0
     instructions = 0.0
     with Progress(f"reading {Path(path).name}", size, quiet=quiet) as progress:
-        for found in parser.run(progress):
-            instructions += found.counts.sum(dtype=np.float64)
-            held.append(found)
-            rows, count = rows + len(found), count + found.entries
+        for part in parser.run(progress):
+            instructions += part.counts.sum(dtype=np.float64)
+            parts.append(part)
+            rows, count = rows + len(part), count + part.entries
             if instructions >= 2.0**63:
                 raise TokmillError(
                     f"the counts of the first {human_count(rows, 'interval')} add up to more than "
@@ -95,8 +95,8 @@ def pieces(
                 )
             if count >= PIECE:
                 tell(min(1.0, progress.reached / max(size, 1)))
-                yield joined(held)
-                held, count = [], 0
+                yield joined(parts)
+                parts, count = [], 0
     stated = parser.declared().intervals
     if stated is not None and stated != rows:
         raise TokmillError(
@@ -110,7 +110,7 @@ def pieces(
             where=str(path),
             hint="such a line begins with T and has entries :ID:COUNT",
         )
-    end = joined(held) if held else found.rows(0, 0)
+    end = joined(parts) if parts else part.rows(0, 0)
     tell(1.0)
     yield replace(
         end,
@@ -220,12 +220,12 @@ class _Parser:
         first, second = text[firsts[lines]], text[firsts[lines] + 1]
         is_vector[lines] = (first == T) & (WHITE[second] | (second == COLON))
         begins = firsts[is_vector]
-        others = new & ~is_vector
-        if others.any():
-            for letter, count in enumerate(np.bincount(text[firsts[others]], minlength=256)):
+        is_other = new & ~is_vector
+        if is_other.any():
+            for letter, count in enumerate(np.bincount(text[firsts[is_other]], minlength=256)):
                 if count:
                     self.ignored[chr(letter)] += int(count)
-            for i in np.flatnonzero(others)[-KEPT:]:
+            for i in np.flatnonzero(is_other)[-KEPT:]:
                 self.comments.append(data[starts[i] - 2 : min(stops[i], starts[i] + 200) - 2])
         ended = text[stops - 1] == NEWLINE
         empty = blank & ended
@@ -234,10 +234,10 @@ class _Parser:
         if empty.any():
             self.ignored["blank"] += int(np.count_nonzero(empty))
         if self.inside is False:
-            others[:1] = True
-        if others.any():
+            is_other[:1] = True
+        if is_other.any():
             # Nothing of these lines is an entry, but their ends still count as lines.
-            masked = np.repeat(others, stops - starts)
+            masked = np.repeat(is_other, stops - starts)
             body = text[2:]
             body[masked & (body != NEWLINE)] = BLANK
         text[begins] = BLANK
@@ -352,7 +352,7 @@ class Sidecars:
                 self._digests[path] = sampled(Path(path))[1]
             yield path, self._digests[path]
 
-    def roles(self, trace: Path, others: Iterable[str]) -> dict[str, str]:
-        stem, there = stem_of(trace), set(others)
+    def roles(self, trace: Path, paths: Iterable[str]) -> dict[str, str]:
+        stem, there = stem_of(trace), set(paths)
         places = {name: self.named.get(name) or f"{stem}{end}" for name, end in SIDECARS.items()}
         return {name: path for name, path in places.items() if path in there}

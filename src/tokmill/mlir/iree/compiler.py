@@ -28,7 +28,7 @@ class Refused(TokmillError):
     """IREE does not compile a module."""
 
 
-def known(module: str) -> str:
+def generalized(module: str) -> str:
     """Return a module without the named operations that IREE took out (`linalg.add`, …)."""
     if not _REMOVED.search(module):
         return module
@@ -54,7 +54,7 @@ def compiled(module: str, flags: Sequence[str] = ()) -> bytes:
         raise Refused(f"IREE does not know the flag: {error}", hint="see iree-compile") from None
     with session.invocation() as invocation:
         messages = _Messages(api, invocation)
-        source = api.Source.wrap_buffer(session, known(module).encode() + b"\0")
+        source = api.Source.wrap_buffer(session, generalized(module).encode() + b"\0")
         if not invocation.parse_source(source) or not invocation.execute():
             raise Refused(messages.first, hint="another module may pass")
         output = api.Output.open_membuffer()
@@ -70,12 +70,12 @@ class _Messages:
         kind = ctypes.CFUNCTYPE(
             None, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p
         )
-        self._callback = kind(self._hear)
+        self._callback = kind(self._collect)
         enable = api.ctypes_dl._dylib.ireeCompilerInvocationEnableCallbackDiagnostics
         enable.restype = None
         enable(ctypes.c_void_p(invocation._inv_p), 0, self._callback, None)
 
-    def _hear(self, severity: int, text: int, size: int, _: Any) -> None:
+    def _collect(self, severity: int, text: int, size: int, _: Any) -> None:
         self.messages.append(ctypes.string_at(text, size).decode("utf-8", "replace"))
 
     @property

@@ -148,7 +148,7 @@ def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
         # Modules of torch's importer have functions with fences, which are not declared.
         match = re.findall(r'"hal\.tensor\.import"\(%arg(\d+).*-> (tensor<[^>]+>)', text)
         kinds = [kind for _, kind in sorted((int(number), kind) for number, kind in match)]
-    made = []
+    arrays = []
     for kind in kinds:
         parts = re.match(r"tensor<((?:\d+x)*)(\w+)>", kind)
         if parts is None or parts[2] not in dtypes.TYPES:
@@ -157,10 +157,10 @@ def _drawn(function: Any, seed: int, text: str) -> list[np.ndarray[Any, Any]]:
                 hint=f"inputs are tensors of fixed shapes, of {', '.join(dtypes.TYPES)}",
             )
         shape = tuple(map(int, parts[1].split("x")[:-1]))
-        made.append(np.empty(shape, dtypes.of(parts[2])))
-    dtypes.fill(made, seed, text)
+        arrays.append(np.empty(shape, dtypes.of(parts[2])))
+    dtypes.fill(arrays, seed, text)
     # Whole numbers are mostly indices, such as tokens of a text.
-    return [abs(one) if one.dtype.kind == "i" else one for one in made]
+    return [abs(one) if one.dtype.kind == "i" else one for one in arrays]
 
 
 def compiled(request: dict[str, Any]) -> dict[str, Any]:
@@ -201,8 +201,8 @@ def race(request: dict[str, Any]) -> list[dict[str, Any]]:
     rounds = 0
     while _goes_on(rounds, request["runs"], time.thread_time() - since):
         rounds += 1
-        for program, times, found in zip(programs, often, answer, strict=True):
-            found["times"].append(program.run(times))
+        for program, times, entry in zip(programs, often, answer, strict=True):
+            entry["times"].append(program.run(times))
     return answer
 
 
@@ -256,6 +256,6 @@ def inputs(module: str, seed: int) -> tuple[str, list[np.ndarray[Any, Any]]]:
         function = operations.entry(parsed, "module")
         shapes = [operations.type_of(one, "module") for one in function.function_type.value.inputs]
         name = function.name.value
-    made = [np.empty(shape, dtypes.of(element)) for shape, element in shapes]
-    dtypes.fill(made, seed, module)
-    return name, made
+    arrays = [np.empty(shape, dtypes.of(element)) for shape, element in shapes]
+    dtypes.fill(arrays, seed, module)
+    return name, arrays

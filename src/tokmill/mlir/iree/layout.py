@@ -49,8 +49,8 @@ def channels_last(text: str) -> tuple[str, int]:
                 for block in region.blocks:
                     changed += _Images(bindings, block).change()
         module.operation.verify()
-        made = module.operation.get_asm(print_generic_op_form=True)
-    return made, changed
+        rewritten = module.operation.get_asm(print_generic_op_form=True)
+    return rewritten, changed
 
 
 class _Images:
@@ -76,12 +76,12 @@ class _Images:
                 self._given.update(view.results)
             with self._ir.InsertionPoint(operation):
                 make = self._way(view)
-                made = None if make is None else make(view)
-            if made is None:
+                replacement = None if make is None else make(view)
+            if replacement is None:
                 self._back(operation)
                 continue
             changed += view.name in _FILTERS
-            self._last[view.results[0]] = made
+            self._last[view.results[0]] = replacement
             self._done.append(view)
         for view in reversed(self._done):
             if not any(True for _ in view.results[0].uses):
@@ -129,8 +129,8 @@ class _Images:
             for key in ("strides", "dilations")
             if key in view.attributes
         }
-        made = getattr(self._linalg, name)(self._of(image), kernel, outs=[self._of(start)], **sizes)
-        return made if hasattr(made, "type") else made.results[0]
+        op = getattr(self._linalg, name)(self._of(image), kernel, outs=[self._of(start)], **sizes)
+        return op if hasattr(op, "type") else op.results[0]
 
     def _generic(self, view: Any) -> Any:
         images = {
@@ -196,8 +196,8 @@ class _Images:
     def _transposed(self, value: Any, order: Sequence[int]) -> Any:
         kind = self._ordered(value.type, order)
         empty = self._tensor.EmptyOp(list(kind.shape), kind.element_type).result
-        made = self._linalg.transpose(value, outs=[empty], permutation=list(order))
-        return made if hasattr(made, "type") else made.results[0]
+        op = self._linalg.transpose(value, outs=[empty], permutation=list(order))
+        return op if hasattr(op, "type") else op.results[0]
 
     def _ordered(self, kind: Any, order: Sequence[int]) -> Any:
         shape = self._ir.RankedTensorType(kind)
@@ -208,12 +208,12 @@ class _Images:
     def _back(self, operation: Any) -> None:
         view = operation.operation
         for place, value in enumerate(view.operands):
-            if value in self._last and _made_here(value, self._done):
+            if value in self._last and _comes_from(value, self._done):
                 with self._ir.InsertionPoint(operation):
                     view.operands[place] = self._transposed(self._last[value], FIRST)
 
 
-def _made_here(value: Any, done: list[Any]) -> bool:
+def _comes_from(value: Any, done: list[Any]) -> bool:
     owner = value.owner
     return hasattr(owner, "operation") and any(owner.operation == each for each in done)
 

@@ -154,12 +154,12 @@ def _compare(
         for number, answer in zip(numbers, answers, strict=True):
             _fill(tried[number], answer)
 
-    first, *others = [number for number, one in enumerate(tried) if one.status == "ok"]
+    first, *rest = [number for number, one in enumerate(tried) if one.status == "ok"]
     try:
-        race([first, *others])
+        race([first, *rest])
     except ChildDied:
         # One of them ends the process: each runs beside the first one, or that one alone.
-        for number in (*others, first):
+        for number in (*rest, first):
             if number == first and tried[first].nanoseconds > 0:
                 break
             try:

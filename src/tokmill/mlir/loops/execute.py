@@ -139,13 +139,13 @@ def _baseline(module: str, seed: int) -> Kernel:
                 f"the module cannot be compiled without a schedule: {refused.what}",
                 hint="other operations, or another way to write them, may pass",
             ) from None
-        while len(_baselines) > 1 and (len(_baselines) > KEPT or _held() > KEPT_BYTES):
+        while len(_baselines) > 1 and (len(_baselines) > KEPT or _buffer_bytes() > KEPT_BYTES):
             _baselines.popitem(last=False)
     _baselines.move_to_end(key)
     return _baselines[key]
 
 
-def _held() -> int:
+def _buffer_bytes() -> int:
     return sum(buffer.nbytes for kernel in _baselines.values() for buffer in kernel.buffers)
 
 

@@ -83,9 +83,9 @@ def cut(text: str, where: str) -> Cut:
     return _checked(counts, names, Cut([], [], skipped, skipped_counts), where)
 
 
-def _checked(found: Counter[str], names: dict[str, str], made: Cut, where: str) -> Cut:
+def _checked(modules: Counter[str], names: dict[str, str], into: Cut, where: str) -> Cut:
     """Put modules of one operation into a cut, as problems or as what is skipped."""
-    for text, runs in found.items():
+    for text, runs in modules.items():
         count = min(runs, MOST_RUNS)
         try:
             one = problem.of_text(text, f"{where}: {names[text]}")
@@ -93,16 +93,16 @@ def _checked(found: Counter[str], names: dict[str, str], made: Cut, where: str) 
             if not operation.bounds:
                 raise TokmillError("it has no loops", hint="")
         except TokmillError as error:
-            made.skipped.append((names[text], error.what))
-            made.skipped_counts.append(count)
+            into.skipped.append((names[text], error.what))
+            into.skipped_counts.append(count)
             continue
         sizes = "x".join(map(str, operation.bounds))
-        name = f"{where}: {len(made.problems)} {names[text].removeprefix('linalg.')} {sizes}"
-        made.problems.append(Problem(name, text, one.operations))
-        made.counts.append(count)
-    if not made.problems:
+        name = f"{where}: {len(into.problems)} {names[text].removeprefix('linalg.')} {sizes}"
+        into.problems.append(Problem(name, text, one.operations))
+        into.counts.append(count)
+    if not into.problems:
         reasons = Counter[str]()
-        for (name, why), count in zip(made.skipped, made.skipped_counts, strict=True):
+        for (name, why), count in zip(into.skipped, into.skipped_counts, strict=True):
             reasons[f"{name}: {why}"] += count
         raise NothingAlone(
             "no operation of the module can be scheduled alone"
@@ -110,7 +110,7 @@ def _checked(found: Counter[str], names: dict[str, str], made: Cut, where: str) 
             where=where,
             hint="lower it to linalg on tensors of fixed shapes first",
         )
-    return made
+    return into
 
 
 def _functions(module: Any) -> list[Any]:

@@ -63,10 +63,10 @@ def _drop_main(module: Any) -> None:
         one.name.value: one for one in module.body.operations if one.operation.name == "func.func"
     }
     bodies = {name for name, one in functions.items() if one.regions[0].blocks}
-    others = bodies - {"main"}
-    if len(bodies) != 2 or len(others) != 1:
+    remaining = bodies - {"main"}
+    if len(bodies) != 2 or len(remaining) != 1:
         return
-    (name,) = others
+    (name,) = remaining
     if _called(functions["main"]).count(name) != 1 or _called(functions[name]).count("main"):
         return
     for each in functions.keys() - {name, *_called(functions[name])}:
@@ -91,10 +91,10 @@ def _fold_globals(module: Any) -> None:
             continue
         for load in users:
             with bindings.InsertionPoint(load):
-                made = bindings.Operation.create(
+                folded = bindings.Operation.create(
                     "arith.constant", results=[load.results[0].type], attributes={"value": value}
                 )
-            load.results[0].replace_all_uses_with(made.results[0])
+            load.results[0].replace_all_uses_with(folded.results[0])
             load.erase()
         view.erase()
 

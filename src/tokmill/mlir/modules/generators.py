@@ -46,8 +46,8 @@ class Writer:
 
     def empty(self, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor without content, which an operation fills."""
-        made = Tensor("", shape)
-        return self.value(shape, f"tensor.empty() : {made.type}")
+        tensor = Tensor("", shape)
+        return self.value(shape, f"tensor.empty() : {tensor.type}")
 
     def filled(self, shape: tuple[int, ...], with_: str) -> Tensor:
         empty = self.empty(shape)

@@ -99,17 +99,17 @@ def of_iree(text: str, where: str, until: float = math.inf) -> str:
     """Return a module of IREE's dialects in the generic form; raises `TokmillError`."""
     plugins.require("iree.compiler.ir")
     with Scratch() as scratch:
-        given, made = Path(scratch.path, "given.mlir"), Path(scratch.path, "made.mlir")
+        given, generic = Path(scratch.path, "given.mlir"), Path(scratch.path, "made.mlir")
         given.write_text(text)
         _tool(
             OPT,
-            [given, GENERIC, "-o", made],
+            [given, GENERIC, "-o", generic],
             Path(where),
             "this is no valid MLIR module",
             "`iree-compile MODEL --compile-to=input` writes modules that are read",
             until,
         )
-        return _read(made)
+        return _read(generic)
 
 
 def _read(path: Path) -> str:
@@ -156,8 +156,8 @@ def _tool(
         raise TokmillError(f"{what}: {why}", where=str(where), hint=hint)
 
 
-def _reason(said: str) -> str:
+def _reason(output: str) -> str:
     """Return the first error of MLIR, or the last line of a Python error."""
-    match = re.search(r"error: (.*)", said)
-    lines = [line for line in said.strip().splitlines() if line and not line.startswith(" ")]
+    match = re.search(r"error: (.*)", output)
+    lines = [line for line in output.strip().splitlines() if line and not line.startswith(" ")]
     return (match[1] if match else lines[-1] if lines else "it does not say why")[:300]

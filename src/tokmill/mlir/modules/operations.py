@@ -122,27 +122,27 @@ def find(module: Any, where: str) -> list[Operation]:
     Raises `TokmillError` for shapes that are not known, and for a module without any operation.
     """
     bindings = toolkit.ir()
-    found: list[Operation] = []
+    operations: list[Operation] = []
     number: dict[Any, int] = {}
     for operation in body(module, where).operations:
         view = operation.operation
         if not view.name.startswith("linalg.") or view.name in _PARTS:
             continue
-        tag = f"op_{len(found)}"
+        tag = f"op_{len(operations)}"
         view.attributes["tag"] = bindings.StringAttr.get(tag)
         described = _describe(operation, tag, number, where)
         for _, last in described.producers[-1:]:
-            described = replace(described, fuses=not found[last].whole)
-        found.append(described)
+            described = replace(described, fuses=not operations[last].whole)
+        operations.append(described)
         for result in view.results:
-            number[result] = len(found) - 1
-    if not found:
+            number[result] = len(operations) - 1
+    if not operations:
         raise TokmillError(
             "no linalg operation stands in the module",
             where=where,
             hint="lower it to linalg on tensors first",
         )
-    return found
+    return operations
 
 
 def give_own_buffers(module: Any, where: str) -> bool:

@@ -19,7 +19,7 @@ DIALECTS = {
     "cf", "ub", "bufferization", "memref",
 }  # fmt: skip
 """Dialects whose operations compute; others, such as `llvm`, may call any function."""
-OTHERS = {"func.func", "func.return"}
+FUNCTIONS = {"func.func", "func.return"}
 SHOWN = 5
 """Modules of a folder that are named in one note or for one reason; of more there is a number."""
 
@@ -91,7 +91,7 @@ def _check_computes(module: Any, where: str) -> None:
 
     def look(operation: Any) -> Any:
         name = operation.name
-        allowed = name in OTHERS or name.partition(".")[0] in DIALECTS and name != "vector.print"
+        allowed = name in FUNCTIONS or name.partition(".")[0] in DIALECTS and name != "vector.print"
         if not allowed and not foreign:
             foreign.append(name)
         return toolkit.ir().WalkResult.ADVANCE
@@ -122,14 +122,14 @@ class Folder(NamedTuple):
     problems: list[Problem]
     refused: list[tuple[str, str]]
     """File and why it cannot be scheduled."""
-    others: int
+    left_out: int
     """What else lies in the folder."""
 
-    def said(self, where: str) -> list[str]:
+    def notes(self, where: str) -> list[str]:
         """Return what was left out and refused, the first of it by name; a line each."""
         lines = []
-        if self.others:
-            entries = human_count(self.others, "entry", "entries")
+        if self.left_out:
+            entries = human_count(self.left_out, "entry", "entries")
             lines.append(f"{where}: {entries} left out: not named .mlir, or no file")
         lines += [f"{file}: refused, {why}" for file, why in self.refused[:SHOWN]]
         if len(self.refused) > SHOWN:

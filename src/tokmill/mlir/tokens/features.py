@@ -80,7 +80,7 @@ class Sizes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
                 "dimensions",
             ),
         ]
-        return ", ".join(f"{has} {name} of {room}" for has, room, name in parts if has > room)
+        return ", ".join(f"{has} {name} of {most}" for has, most, name in parts if has > most)
 
 
 def vector(operation: Operation, sizes: Sizes) -> Vector:
@@ -138,8 +138,8 @@ def _normalized(bounds: np.ndarray[Any, Any], how: str) -> np.ndarray[Any, Any]:
 
 
 def _accesses(accesses: Sequence[Access], sizes: Sizes) -> np.ndarray[Any, Any]:
-    room = np.zeros((sizes.accesses, sizes.dimensions, sizes.loops))
+    cells = np.zeros((sizes.accesses, sizes.dimensions, sizes.loops))
     for place, access in enumerate(accesses):
         rows, loops = len(access.matrix), access.matrix.shape[1] - 1
-        room[place, :rows, :loops] = access.matrix[:, :loops]
-    return room.ravel()
+        cells[place, :rows, :loops] = access.matrix[:, :loops]
+    return cells.ravel()

@@ -60,33 +60,33 @@ class Tokens(NamedTuple):
 
 
 def tokens(state: State, producer: Operation | None) -> Tokens:
-    found: list[tuple[str, int]] = [("[CLS]", 0)]
-    found += _operation(state.operation)
-    found += [
+    fields: list[tuple[str, int]] = [("[CLS]", 0)]
+    fields += _operation(state.operation)
+    fields += [
         (f"tile {_half_steps(bound) / 2:g}", loop) for loop, bound in enumerate(state.bounds, 1)
     ]
     for action in state.taken:
-        found += _action(action)
-    found.append(("[SEP]", 0))
-    own = len(found)
+        fields += _action(action)
+    fields.append(("[SEP]", 0))
+    own = len(fields)
     if producer is not None:
-        found += [*_operation(producer), ("[SEP]", 0)]
-    ids = np.array([VOCABULARY[name] for name, _ in found], np.int64)
-    depths = np.array([min(depth, DEEPEST) for _, depth in found], np.int64)
-    return Tokens(ids, (np.arange(len(found)) >= own).astype(np.int64), depths)
+        fields += [*_operation(producer), ("[SEP]", 0)]
+    ids = np.array([VOCABULARY[name] for name, _ in fields], np.int64)
+    depths = np.array([min(depth, DEEPEST) for _, depth in fields], np.int64)
+    return Tokens(ids, (np.arange(len(fields)) >= own).astype(np.int64), depths)
 
 
 def padded(batch: list[Tokens], length: int = 0) -> tuple[Tokens, np.ndarray[Any, Any]]:
     """Return a batch (B, T) with `[PAD]` behind, and its mask: 1 for tokens."""
     longest = max([length, *(len(each.ids) for each in batch)])
     ids = np.full((len(batch), longest), PAD, np.int64)
-    others = np.zeros((2, len(batch), longest), np.int64)
+    columns = np.zeros((2, len(batch), longest), np.int64)
     mask = np.zeros((len(batch), longest), np.int64)
     for row, each in enumerate(batch):
         size = len(each.ids)
         ids[row, :size], mask[row, :size] = each.ids, 1
-        others[0, row, :size], others[1, row, :size] = each.segments, each.depths
-    return Tokens(ids, others[0], others[1]), mask
+        columns[0, row, :size], columns[1, row, :size] = each.segments, each.depths
+    return Tokens(ids, columns[0], columns[1]), mask
 
 
 def _operation(operation: Operation) -> list[tuple[str, int]]:
@@ -117,11 +117,11 @@ def _access(access: Access) -> list[tuple[str, int]]:
 
 
 def _action(action: Any) -> list[tuple[str, int]]:
-    found = [(f"action {action.__struct_config__.tag}", 0)]
+    fields = [(f"action {action.__struct_config__.tag}", 0)]
     if isinstance(action, actions.Interchange):
-        return found + [("order", source + 1) for source in action.order]
+        return fields + [("order", source + 1) for source in action.order]
     sizes: tuple[int, ...] = getattr(action, "sizes", ())
-    return found + [(f"cut {size}", loop) for loop, size in enumerate(sizes, 1)]
+    return fields + [(f"cut {size}", loop) for loop, size in enumerate(sizes, 1)]
 
 
 def _factor(factor: int) -> str:

@@ -114,18 +114,18 @@ def _read(text: str, where: str) -> Read:
 
     Only in a whole module an operation has its producer beside it.
     """
-    whole = found = None
+    whole = pieces = None
     try:
         whole = problem.of_text(text, where)
     except TokmillError:
         pass
     try:
-        found = cut.cut(text, where)
+        pieces = cut.cut(text, where)
     except TokmillError:
         if whole is None:
             raise
     skipped: dict[str, int] = {}
-    left = zip(found.skipped, found.skipped_counts, strict=True) if found else ()
+    left = zip(pieces.skipped, pieces.skipped_counts, strict=True) if pieces else ()
     for (name, why), count in left:
         reason = f"{name}: {why}"
         if reason not in skipped and len(skipped) >= KINDS_OF_REASONS:
@@ -133,8 +133,8 @@ def _read(text: str, where: str) -> Read:
         skipped[reason] = min(skipped.get(reason, 0) + count, MOST_SKIPPED)
     if whole is not None:
         return Read([whole], _together([whole], [1]), skipped)
-    assert found is not None
-    return Read(found.problems, _together(found.problems, found.counts), skipped)
+    assert pieces is not None
+    return Read(pieces.problems, _together(pieces.problems, pieces.counts), skipped)
 
 
 def _together(problems: list[Problem], counts: list[int]) -> list[list[int]]:

@@ -92,7 +92,7 @@ def problems_of(modules: list[str]) -> list[Any]:
             )
         if path.is_dir():
             folder = problem.of_folder(path)
-            for line in folder.said(name):
+            for line in folder.notes(name):
                 say(f"note: {line}")
             problems += folder.problems
         elif path.suffix == ".mlir" or path.exists():

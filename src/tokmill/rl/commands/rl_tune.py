@@ -93,12 +93,12 @@ def tune(
         remove_leftovers(out.parent, weights.name)
         given = _read(model, module, weights, parameters, until)
         from tokmill.mlir.iree import tune as tuning
-        from tokmill.mlir.iree.compiler import FLAGS, known
+        from tokmill.mlir.iree.compiler import FLAGS, generalized
 
         with contextlib.nullcontext() if quiet else elapsed(lambda: line):
             # The printed line is for IREE, so what it reads is what is tuned.
             result = tuning.tune(
-                known(given.text),
+                generalized(given.text),
                 until=until,
                 parameters=given.parameters,
                 length=given.length,

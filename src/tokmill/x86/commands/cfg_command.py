@@ -15,7 +15,7 @@ from tokmill.x86.commands.program_options import (
     reads_programs,
 )
 
-KNOWN = "ELF and PE files for x86 are read"
+READABLE = "ELF and PE files for x86 are read"
 
 
 @reads_programs
@@ -52,7 +52,7 @@ def cfg(
         )
     report = lift_files(inputs, out, lifter=lifter, **how)
     if not report.programs:
-        raise TokmillError("there are no programs", where=", ".join(inputs), hint=KNOWN)
+        raise TokmillError("there are no programs", where=", ".join(inputs), hint=READABLE)
     if report.programs == len(report.refusals) == 1:
         one = report.refusals[0]
         raise TokmillError(one.refused, where=inputs[0], hint=one.hint)

@@ -79,7 +79,7 @@ def _programs(
     from tokmill.x86.diff.program_diff import diff_graphs, graph_of
 
     graphs = graph_of(old), graph_of(new)
-    called = _told_apart((graphs[0].program, graphs[1].program), (old, new))
+    called = _distinct_names((graphs[0].program, graphs[1].program), (old, new))
     result = diff_graphs(*graphs, names=names)
     digests = sha256_file(old), sha256_file(new)
     out, html = outs
@@ -110,7 +110,7 @@ def _programs(
     return DIFFER if result.other.any or not result.same else SAME
 
 
-def _told_apart(names: tuple[str, str], paths: tuple[Path, Path]) -> tuple[str, str]:
+def _distinct_names(names: tuple[str, str], paths: tuple[Path, Path]) -> tuple[str, str]:
     """Return the names of two programs; of one name, the ends of their paths that differ."""
     parts = paths[0].parts, paths[1].parts
     if names[0] != names[1] or parts[0] == parts[1]:

@@ -33,7 +33,7 @@ LONGEST_NAME = 48
 def print_programs(
     graphs: tuple[Graph, Graph],
     called: tuple[str, str],
-    found: Diff,
+    diff: Diff,
     counts: Counts,
     same_bytes: bool,
 ) -> None:
@@ -44,7 +44,7 @@ def print_programs(
     print(_in_words(counts))
     if counts.reasons:
         print(f"matched by: {', '.join(f'{why} {n:,}' for why, n in counts.reasons.items())}")
-    most = changed_most(*graphs, found, MOST_LISTED)
+    most = changed_most(*graphs, diff, MOST_LISTED)
     if most:
         print("\nchanged most")
         headers = [
@@ -69,26 +69,26 @@ def print_programs(
         if counts.changed > len(most):
             print(f"… {counts.changed - len(most):,} more changed (-o diff.json has all)")
     lists = (
-        (f"no partner in new ({REMOVED})", graphs[0], found.deleted),
-        (f"no partner in old ({ADDED})", graphs[1], found.inserted),
+        (f"no partner in new ({REMOVED})", graphs[0], diff.deleted),
+        (f"no partner in old ({ADDED})", graphs[1], diff.inserted),
     )
     for title, graph, functions in lists:
         if len(functions):
             names = [shown_name(graph, one) for one in functions.tolist()]
             print(f"\n{title}: {_listed(names)}")
-    _print_other(found.other)
-    if found.same and not same_bytes:
-        where = "data, imports or exports" if found.other.any else "other bytes"
+    _print_other(diff.other)
+    if diff.same and not same_bytes:
+        where = "data, imports or exports" if diff.other.any else "other bytes"
         if all(graph.facts for graph in graphs):
             print(f"no function differs; the files differ in {where}")
         else:
             print("no instruction differs; what they refer to is not known")
-    for what, count in found.left_out.items():
+    for what, count in diff.left_out.items():
         print(f"not looked at: {count:,} {what}{MEANING.get(what, '')}")
 
 
-def _print_other(found: ProgramChanges) -> None:
-    if found.data:
+def _print_other(changes: ProgramChanges) -> None:
+    if changes.data:
         print("\ndata changed")
         rows = [
             [
@@ -96,14 +96,14 @@ def _print_other(found: ProgramChanges) -> None:
                 f"{one.size_a:,}{ARROW}{one.size_b:,}",
                 f"at +{one.first:#x}: {one.old or 'nothing'}{ARROW}{one.new or 'nothing'}",
             ]
-            for one in found.data[:MOST_LISTED]
+            for one in changes.data[:MOST_LISTED]
         ]  # fmt: skip
         print_table(["name", "old", "new", "bytes", "first difference"], rows)
-        if len(found.data) > MOST_LISTED:
-            print(f"… {len(found.data) - MOST_LISTED:,} more (-o diff.json has all)")
+        if len(changes.data) > MOST_LISTED:
+            print(f"… {len(changes.data) - MOST_LISTED:,} more (-o diff.json has all)")
     for what in ("imports", "exports"):
         for how in ("deleted", "inserted"):
-            if names := getattr(found, f"{what}_{how}"):
+            if names := getattr(changes, f"{what}_{how}"):
                 print(f"{what} {how}: {_listed(names)}")
 
 

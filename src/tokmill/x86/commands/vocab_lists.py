@@ -37,8 +37,8 @@ def export(
 ) -> None:
     """Write vocabularies as asm_tokens.txt …, or with their counts as asm_tokens_dict.pkl …"""
     check_name("no format is", form, FORMATS)
-    found, _ = _lists(path)
-    files = write_lists(out, found, form)
+    lists, _ = _lists(path)
+    files = write_lists(out, lists, form)
     if json:
         print_json({"files": [str(path) for path in files]})
     else:
@@ -184,18 +184,18 @@ def compress(
 
 
 def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
-    """Return the vocabularies of a folder or of a store, and the ids of the file as `Found`."""
+    """Return the vocabularies of a folder or of a store, and the ids of the file as `ReadList`."""
     from tokmill.x86.tokens.vocabularies.vocabulary import find_lists
 
     lists = find_lists(path)
     return {n: one.tokens for n, one in lists.items()}, {n: one.ids for n, one in lists.items()}
 
 
-def _check_rules(asked: str, found: set[str]) -> None:
+def _check_rules(asked: str, rules: set[str]) -> None:
     check_name("no rules are", asked, plugins.RULES)
-    if len(found) > 1:
+    if len(rules) > 1:
         raise UsageError(
-            f"the lists are for different rules: {', '.join(sorted(found))}",
+            f"the lists are for different rules: {', '.join(sorted(rules))}",
             hint="--rules names those of lists that do not tell",
         )
 
@@ -205,7 +205,7 @@ def _write_map(
     maps: Mapping[str, list[int] | None],
     ids: Mapping[str, list[int] | None] | None = None,
 ) -> None:
-    """Write old id → new id; `ids`: id in the file → id that `maps` begin with (`Found.ids`)."""
+    """Write old id → new id; `ids`: id in the file → id that `maps` begin with (`ReadList.ids`)."""
     for name, own in (ids or {}).items():
         step = maps[name]
         maps = {**maps, name: step and own and [step[number] for number in own]}
@@ -217,8 +217,8 @@ def write_lists(
     folder: Path, vocabularies: Mapping[str, TokenList], form: str = "txt"
 ) -> list[Path]:
     """Write lists in one of `FORMATS`; raises `TokmillError` for those that have no such form."""
-    ending, made = FORMATS[form]
-    files = {f"{column}{ending}": made(tokens) for column, tokens in vocabularies.items()}
+    ending, encode = FORMATS[form]
+    files = {f"{column}{ending}": encode(tokens) for column, tokens in vocabularies.items()}
     make_folder(folder)
     # Other scripts write lists with the same names and the same form.
     return write_noted(folder, f"lists{ending}", "vocabulary", files)

@@ -40,9 +40,9 @@ class Pairs:
         return len(self.key)
 
 
-def pairs_of(rows: int, columns: int, *found: tuple[Array, Array]) -> Pairs:
+def pairs_of(rows: int, columns: int, *parts: tuple[Array, Array]) -> Pairs:
     """Return the union of pairs (i, j)."""
-    keys = [i.astype(np.int64) * columns + j for i, j in found]
+    keys = [i.astype(np.int64) * columns + j for i, j in parts]
     return Pairs(rows, columns, distinct(np.zeros(0, np.int64), *keys))
 
 
@@ -59,14 +59,14 @@ def near(kinds: Iterable[tuple[Any, Any]], shape: tuple[Array, Array]) -> list[t
     # One table of each side from the start: of large programs it is hundreds of megabytes.
     width = WIDTH + dense[0].shape[1]
     one, other = (np.zeros((size, width), np.float32) for size in (rows, columns))
-    found = []
+    rare_pairs = []
     for seed, (left, right) in enumerate(kinds):
         one[:, :WIDTH] += sketch(left, WIDTH, seed)
         other[:, :WIDTH] += sketch(right, WIDTH, seed)
-        found.append(rare(left, right))
+        rare_pairs.append(rare(left, right))
     one[:, WIDTH:], other[:, WIDTH:] = dense
     k = 16 if min(rows, columns) <= FEW else 8
-    return [*both_ways(one, other, k), *found]
+    return [*both_ways(one, other, k), *rare_pairs]
 
 
 def both_ways(a: Array, b: Array, k: int) -> list[tuple[Array, Array]]:

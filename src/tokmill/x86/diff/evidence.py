@@ -140,17 +140,17 @@ class Inlined:
 
     def candidates(self, i: Array, j: Array) -> list[tuple[Array, Array]]:
         """Return pairs of some functions of both that are similar if one of them is taken whole."""
-        found = [pair for a, b in self.ways for pair in both_ways(a[i], b[j], NEAREST)]
-        return [(i[row], j[column]) for row, column in found]
+        pairs = [pair for a, b in self.ways for pair in both_ways(a[i], b[j], NEAREST)]
+        return [(i[row], j[column]) for row, column in pairs]
 
     def cosine(self, i: Array, j: Array) -> Array:
         """Return how similar pairs are if one of them is taken whole: (n,) f4."""
-        found = np.zeros(len(i), np.float32)
+        cosines = np.zeros(len(i), np.float32)
         for low in range(0, len(i), AT_ONCE):
             part = slice(low, low + AT_ONCE)
             products = [(a[i[part]] * b[j[part]]).sum(1) for a, b in self.ways]
-            found[part] = np.maximum(np.maximum(*products), 0)
-        return found
+            cosines[part] = np.maximum(np.maximum(*products), 0)
+        return cosines
 
 
 SUPPORT = (
@@ -188,11 +188,11 @@ class Neighbours:
             row_products((one @ matched).tocsr(), other, i, j)
             for one, other in (self.callees, self.callers, self.twice)
         ]
-        known, value = pairs.key[kept], probability[kept]
-        before = adjacent(pairs, known, value, -1, -1)
-        behind = adjacent(pairs, known, value, 1, 1)
+        likely, value = pairs.key[kept], probability[kept]
+        before = adjacent(pairs, likely, value, -1, -1)
+        behind = adjacent(pairs, likely, value, 1, 1)
         turned = np.maximum(
-            adjacent(pairs, known, value, -1, 1), adjacent(pairs, known, value, 1, -1)
+            adjacent(pairs, likely, value, -1, 1), adjacent(pairs, likely, value, 1, -1)
         )
         anchors = anchored(pairs, probability)
         return np.column_stack([*columns, before, behind, turned, *anchors]).astype(np.float32)
@@ -212,35 +212,35 @@ def anchored(pairs: Pairs, probability: Array) -> tuple[Array, Array]:
     to = to[first]
     if not len(at):
         return np.zeros(len(i), np.float32), np.zeros(len(i), np.float32)
-    found = []
+    sides = []
     for place in (np.searchsorted(at, i) - 1, np.searchsorted(at, i, side="right")):
         there = (place >= 0) & (place < len(at))
         place = np.clip(place, 0, len(at) - 1)
         off = np.abs((i - at[place]) - (j - to[place]))
-        found.append(np.where(there, np.exp(-off / 2), 0).astype(np.float32))
-    return found[0], found[1]
+        sides.append(np.where(there, np.exp(-off / 2), 0).astype(np.float32))
+    return sides[0], sides[1]
 
 
-def adjacent(pairs: Pairs, known: Array, value: Array, step_a: int, step_b: int) -> Array:
+def adjacent(pairs: Pairs, likely: Array, value: Array, step_a: int, step_b: int) -> Array:
     """Return the best of the pairs next to each pair, in one direction of each program: (n,) f4."""
     best = np.zeros(len(pairs), np.float32)
-    i, j = np.divmod(known, max(pairs.columns, 1))
+    i, j = np.divmod(likely, max(pairs.columns, 1))
     for far_a in range(1, REACH + 1):
         for far_b in range(1, REACH + 1):
-            # From what is known to its neighbours: that is less than all pairs.
+            # From likely pairs to their neighbours: these are fewer than all pairs.
             one, other = i - far_a * step_a, j - far_b * step_b
             inside = (one >= 0) & (one < pairs.rows) & (other >= 0) & (other < pairs.columns)
             key = one[inside] * pairs.columns + other[inside]
             place, there = find(pairs.key, key)
-            found = value[inside][there] * np.float32(FADE ** (far_a + far_b - 2))
+            faded = value[inside][there] * np.float32(FADE ** (far_a + far_b - 2))
             # Each pair has one neighbour in this direction, so no place is there twice.
-            best[place[there]] = np.maximum(best[place[there]], found)
+            best[place[there]] = np.maximum(best[place[there]], faded)
     return best
 
 
 def _weighed(calls: Any) -> Any:
     """Return calls with columns weighted by how few rows have them; rows have length 1."""
     uses = np.bincount(calls.indices, minlength=calls.shape[1])
-    made = calls.copy()
-    made.data = (1 / np.log2(2 + uses))[calls.indices].astype(np.float32)
-    return normalized(made)
+    weighted = calls.copy()
+    weighted.data = (1 / np.log2(2 + uses))[calls.indices].astype(np.float32)
+    return normalized(weighted)

@@ -39,7 +39,7 @@ class Net(NamedTuple):
 
         `evidence`: arrays of n rows; side by side they have a column for each weight.
         """
-        found = np.zeros((2, len(evidence[0])), np.float32)
+        terms = np.zeros((2, len(evidence[0])), np.float32)
         weights = _exact(weights)
         for low in range(0, len(evidence[0]), CHUNK):
             part = slice(low, low + CHUNK)
@@ -47,8 +47,8 @@ class Net(NamedTuple):
             units = seen @ self.hidden
             units += self.bias
             np.maximum(units, 0, out=units)
-            found[0, part], found[1, part] = seen @ weights, _exact(units) @ self.out
-        return found
+            terms[0, part], terms[1, part] = seen @ weights, _exact(units) @ self.out
+        return terms
 
 
 def _exact(values: Array) -> Array:

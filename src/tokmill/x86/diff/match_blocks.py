@@ -105,23 +105,23 @@ def _portions(
     """Yield (match, block of A, block of B) of pairs worth a comparison, some at a time."""
     size_a, size_b = np.diff(a.graph.function_blocks)[i], np.diff(b.graph.function_blocks)[j]
     low_a, low_b = a.graph.function_blocks[i], b.graph.function_blocks[j]
-    held: list[tuple[Array, Array, Array]] = []
+    parts: list[tuple[Array, Array, Array]] = []
     count = 0
     for match in matches.tolist():
         rows, columns = int(size_a[match]), int(size_b[match])
         first = int(low_a[match]), int(low_b[match])
         one, other = _worth(rows, columns, a.hashes, b.hashes, first)
-        held.append((np.full(len(one), match), one, other))
+        parts.append((np.full(len(one), match), one, other))
         count += len(one)
         if count >= AT_ONCE:
-            yield _joined(held)
-            held, count = [], 0
-    if held:
-        yield _joined(held)
+            yield _joined(parts)
+            parts, count = [], 0
+    if parts:
+        yield _joined(parts)
 
 
-def _joined(held: list[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
-    match, one, other = (np.concatenate(column) for column in zip(*held, strict=True))
+def _joined(parts: list[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
+    match, one, other = (np.concatenate(column) for column in zip(*parts, strict=True))
     return match, one, other
 
 
@@ -191,8 +191,8 @@ class _Blocks:
         for _ in range(ROUNDS):
             share = np.clip(score / 8, 0, 1) * _best(one, other, score)
             flow = np.zeros(len(one), np.float32)
-            for number, beside, weight in links:
-                flow += np.bincount(number, weight * share[beside], len(one)).astype(np.float32)
+            for number, neighbour, weight in links:
+                flow += np.bincount(number, weight * share[neighbour], len(one)).astype(np.float32)
             score = fixed + FLOW * flow
         chosen = greedy(one, other, score)
         same = parts["same"][chosen] > 0
@@ -253,15 +253,15 @@ class _Blocks:
         weight = ways_a.data[at_a] * ways_b.data[at_b]
         # All with all: the place of a pair follows from its blocks.
         columns = self.blocks[1][other]
-        beside = number + (to_a - one[number]) * columns[number] + (to_b - other[number])
+        neighbour = number + (to_a - one[number]) * columns[number] + (to_b - other[number])
         searched = np.flatnonzero(~whole[number])
         if not len(searched):
-            return number, beside, weight
+            return number, neighbour, weight
         wanted = to_a[searched] * len(self.size[1]) + to_b[searched]
-        beside[searched], found = find(key, wanted)
+        neighbour[searched], is_pair = find(key, wanted)
         there = np.ones(len(number), bool)
-        there[searched] = found
-        return number[there], beside[there], weight[there]
+        there[searched] = is_pair
+        return number[there], neighbour[there], weight[there]
 
 
 def _best(one: Array, other: Array, score: Array) -> Array:
@@ -297,17 +297,17 @@ def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Arra
 
 def _facts(graph: Graph, more: tuple[Array, Array]) -> Bag:
     """Return constants, strings and imports of each block, and `more` (block, u8 of what)."""
-    slot, known = find(graph.import_address, graph.edge_target)
+    slot, is_import = find(graph.import_address, graph.edge_target)
     rows = (
         owners(graph.block_constants),
         owners(graph.block_strings),
-        owners(graph.block_edges)[known],
+        owners(graph.block_edges)[is_import],
         more[0],
     )
     keys = (
         mix(mix(graph.constant.astype(np.uint64)) + _CONSTANT),
         hash_texts(graph.strings)[graph.string],
-        mix(hash_texts(import_names(graph))[slot[known]] + _IMPORT),
+        mix(hash_texts(import_names(graph))[slot[is_import]] + _IMPORT),
         mix(mix(more[1]) + _MORE),
     )
     return bag(len(graph.block_address), np.concatenate(rows), np.concatenate(keys))

@@ -149,8 +149,8 @@ class _Matcher:
         confidence = self.confidence(pairs, chosen, probability, logit)
         reason = self.reasons(np.concatenate([self.table[chosen], around[chosen]], 1))
         key = self.given.i * pairs.columns + self.given.j
-        known = np.isin(key, pairs.key[chosen])
-        reason[np.searchsorted(pairs.key[chosen], key[known])] = self.given.reason[known]
+        is_chosen = np.isin(key, pairs.key[chosen])
+        reason[np.searchsorted(pairs.key[chosen], key[is_chosen])] = self.given.reason[is_chosen]
         return Matched(pairs.i[chosen], pairs.j[chosen], confidence, reason)
 
     def confidence(self, pairs: Pairs, chosen: Array, probability: Array, logit: Array) -> Array:
@@ -191,11 +191,11 @@ class _Matcher:
             for kind, weight in SEARCH.items()
         )
         shape = self.a.shape[free[0]], self.b.shape[free[1]]
-        found = near(kinds, shape)
-        found.append(
+        pairs = near(kinds, shape)
+        pairs.append(
             rare(*(s.of[LABELS][rows] for s, rows in zip(self.weighted, free, strict=True)))
         )
-        return [(free[0][i], free[1][j]) for i, j in found]
+        return [(free[0][i], free[1][j]) for i, j in pairs]
 
     def evidence(self, pairs: Pairs) -> Array:
         """Return the evidence for pairs: (n, len(OWN)) f4."""
@@ -225,27 +225,27 @@ class _Matcher:
         # The old table goes before evidence is taken, which needs as much again.
         self.table = grown
         grown[new] = self.evidence(Pairs(more.rows, more.columns, more.key[new]))
-        known = np.zeros(len(more), np.float32)
-        known[old] = probability
-        return more, known
+        carried = np.zeros(len(more), np.float32)
+        carried[old] = probability
+        return more, carried
 
     def more(self, pairs: Pairs, probability: Array, first: bool) -> Pairs:
         """Return the pairs, those of the neighbours of strong ones, and at first inlined ones."""
         strong = probability > STRONG
         i, j = pairs.i[strong], pairs.j[strong]
-        found = [(pairs.i, pairs.j)]
+        candidates = [(pairs.i, pairs.j)]
         for step in NEXT:
             inside = (i + step >= 0) & (i + step < pairs.rows)
             inside &= (j + step >= 0) & (j + step < pairs.columns)
-            found.append((i[inside] + step, j[inside] + step))
-        found.append(_around(self.a.calls, self.b.calls, i, j))
-        found.append(_around(self.a.calls.T.tocsr(), self.b.calls.T.tocsr(), i, j))
-        found.append(self.places.candidates(pairs, probability))
+            candidates.append((i[inside] + step, j[inside] + step))
+        candidates.append(_around(self.a.calls, self.b.calls, i, j))
+        candidates.append(_around(self.a.calls.T.tocsr(), self.b.calls.T.tocsr(), i, j))
+        candidates.append(self.places.candidates(pairs, probability))
         if first:
             left = np.setdiff1d(np.arange(pairs.rows), i), np.setdiff1d(np.arange(pairs.columns), j)
-            found += self.inlined.candidates(*left)
-        free = [self.free[0][i] & self.free[1][j] for i, j in found]
-        new = [(i[kept], j[kept]) for (i, j), kept in zip(found, free, strict=True)]
+            candidates += self.inlined.candidates(*left)
+        free = [self.free[0][i] & self.free[1][j] for i, j in candidates]
+        new = [(i[kept], j[kept]) for (i, j), kept in zip(candidates, free, strict=True)]
         return pairs_of(pairs.rows, pairs.columns, (pairs.i, pairs.j), *new)
 
     def reasons(self, evidence: Array) -> Array:
@@ -259,9 +259,9 @@ class _Matcher:
             covered = parts["covered"] + parts["covered with callees"]
             sums[why] = sums[why] + np.where((most == number) & (facts[number] > 0), covered, 0)
         table = np.stack(list(sums.values()))
-        found = np.asarray(list(sums), np.uint8)[table.argmax(0)]
-        found[table.max(0) <= 0] = Reason.STRUCTURE
-        return found
+        reasons = np.asarray(list(sums), np.uint8)[table.argmax(0)]
+        reasons[table.max(0) <= 0] = Reason.STRUCTURE
+        return reasons
 
 
 def _around(a: Any, b: Any, i: Array, j: Array) -> tuple[Array, Array]:
@@ -310,8 +310,8 @@ def lost_together(calls: Any, pairs: Pairs, chosen: Array, instead: Array, loss:
     edges = [(np.arange(len(among)), twin)]
     for graph, place in zip(calls, places, strict=True):
         order = np.argsort(place)
-        beside = np.flatnonzero(np.diff(place[order]) == 1)
-        edges += [graph[place][:, place].nonzero(), (order[beside], order[beside + 1])]
+        neighbours = np.flatnonzero(np.diff(place[order]) == 1)
+        edges += [graph[place][:, place].nonzero(), (order[neighbours], order[neighbours + 1])]
     row, column = (np.concatenate(side) for side in zip(*edges, strict=True))
     table = sparse.csr_array((np.ones(len(row)), (row, column)), shape=(len(among), len(among)))
     number = plugins.require("scipy.sparse.csgraph").connected_components(table, False)[1]

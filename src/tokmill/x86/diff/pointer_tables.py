@@ -77,9 +77,9 @@ class Places:
                 near, also = np.where(inside, near, 0), np.where(inside, also, 0)
                 inside &= a.place[near] - a.place[one] == b.place[also] - b.place[other]
                 key = a.function[near] * pairs.columns + b.function[also]
-                known = _values(pairs.key, probability, key)
+                neighbour = _values(pairs.key, probability, key)
                 np.maximum(
-                    value, np.where(inside, known, 0) * np.float32(FADE ** (far - 1)), out=value
+                    value, np.where(inside, neighbour, 0) * np.float32(FADE ** (far - 1)), out=value
                 )
             np.maximum.at(result[:, column], pair, value)
         same = a.offset[one] == b.offset[other]

@@ -73,11 +73,11 @@ def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
     # Of large programs the bags are hundreds of megabytes, and nothing reads them from here on;
     # nor, after the functions, the matrices.
     features = replace(features[0], bags={}), replace(features[1], bags={})
-    found = match_functions(*features, weighted, alone, tables, given)
+    matched = match_functions(*features, weighted, alone, tables, given)
     del weighted
-    unique = np.isin(found.i, code[0]) & (alone[0][found.i] == alone[1][found.j])
-    found.reason[unique & (found.reason != Reason.NAME)] = Reason.CODE
-    return _with_blocks((a, b), features, contents, alone, found, names)
+    unique = np.isin(matched.i, code[0]) & (alone[0][matched.i] == alone[1][matched.j])
+    matched.reason[unique & (matched.reason != Reason.NAME)] = Reason.CODE
+    return _with_blocks((a, b), features, contents, alone, matched, names)
 
 
 def _alone(graph: Graph, content: Content) -> Array:
@@ -113,11 +113,11 @@ def _with_blocks(
     features: tuple[Functions, Functions],
     contents: tuple[Content, Content],
     alone: tuple[Array, Array],
-    found: Matched,
+    matched: Matched,
     names: bool,
 ) -> Diff:
     first, second = (len(graph.function_address) for graph in graphs)
-    numbers = _shared_numbers(first, second, found.i, found.j)
+    numbers = _shared_numbers(first, second, matched.i, matched.j)
     sides, shapes, operands = [], [], []
     for graph, functions, content, number in zip(graphs, features, contents, numbers, strict=True):
         hashes = block_hashes(content, number, len(graph.block_address))
@@ -125,22 +125,22 @@ def _with_blocks(
         sides.append(Side(graph, functions.instructions, hashes, callees))
         shapes.append(function_hashes(content.shape, content.within, graph.function_blocks))
         operands.append(Operands(graph, functions.instructions, content.leaving))
-    same_code = shapes[0][found.i] == shapes[1][found.j]
-    blocks = match_blocks(sides[0], sides[1], found.i, found.j, same_code)
+    same_code = shapes[0][matched.i] == shapes[1][matched.j]
+    blocks = match_blocks(sides[0], sides[1], matched.i, matched.j, same_code)
     same_shape = contents[0].shape[blocks.a] == contents[1].shape[blocks.b]
     compared = Compared(operands[0], operands[1], names)
     count = [len(one.block_address) for one in graphs]
     compared.number(numbers, _shared_numbers(count[0], count[1], blocks.a, blocks.b))
-    changes, others = compare(compared, alone, blocks, np.flatnonzero(same_shape))
+    changes, outside = compare(compared, alone, blocks, np.flatnonzero(same_shape))
     other = np.zeros(len(blocks.a), bool)
     other[changes.block] = True
     below = np.minimum(blocks.similarity, MOST_OF_CHANGED_BLOCK)
     blocks.similarity = np.where(same_shape & ~other, np.float32(1), below)
-    differs = np.zeros(len(found.i), bool)
+    differs = np.zeros(len(matched.i), bool)
     differs[blocks.match[other]] = True
-    diff = _columns(graphs, found, same_code & ~differs, blocks)
+    diff = _columns(graphs, matched, same_code & ~differs, blocks)
     diff.references_only, diff.references = same_code & differs, changes
-    diff.other = others
+    diff.other = outside
     if compared.unverified:
         diff.left_out[UNVERIFIED] = compared.unverified
     return diff
@@ -154,15 +154,15 @@ def _shared_numbers(first: int, second: int, i: Array, j: Array) -> tuple[Array,
 
 
 def _columns(
-    graphs: tuple[Graph, Graph], found: Matched, same: Array, blocks: BlockMatches
+    graphs: tuple[Graph, Graph], matched: Matched, same: Array, blocks: BlockMatches
 ) -> Diff:
     counts, sums = [], []
     sizes = [np.diff(graph.block_instructions) for graph in graphs]
-    for graph, functions in zip(graphs, (found.i, found.j), strict=True):
+    for graph, functions in zip(graphs, (matched.i, matched.j), strict=True):
         counts.append(np.diff(graph.block_instructions[graph.function_blocks])[functions])
     for size, chosen in zip(sizes, (blocks.a, blocks.b), strict=True):
         weight = size[chosen] * blocks.similarity.astype(np.float64)
-        sums.append(np.bincount(blocks.match, weight, len(found.i)))
+        sums.append(np.bincount(blocks.match, weight, len(matched.i)))
     share = (sums[0] + sums[1]) / np.maximum(counts[0] + counts[1], 1)
     similarity = np.where(same, 1, np.minimum(share, MOST_OF_CHANGED)).astype(np.float32)
     left_out = {
@@ -173,20 +173,20 @@ def _columns(
         NOT_FOLLOWED: sum(len(one.unresolved) for one in graphs),
     }
     return Diff(
-        function_a=found.i,
-        function_b=found.j,
+        function_a=matched.i,
+        function_b=matched.j,
         similarity=similarity,
-        confidence=found.confidence,
-        reason=found.reason,
-        match_blocks=np.searchsorted(blocks.match, np.arange(len(found.i) + 1)),
+        confidence=matched.confidence,
+        reason=matched.reason,
+        match_blocks=np.searchsorted(blocks.match, np.arange(len(matched.i) + 1)),
         block_a=blocks.a,
         block_b=blocks.b,
         block_similarity=blocks.similarity,
         block_reason=blocks.reason,
-        deleted=unmatched(len(graphs[0].function_address), found.i),
-        inserted=unmatched(len(graphs[1].function_address), found.j),
-        deleted_blocks=_left(graphs[0], found.i, blocks.a),
-        inserted_blocks=_left(graphs[1], found.j, blocks.b),
+        deleted=unmatched(len(graphs[0].function_address), matched.i),
+        inserted=unmatched(len(graphs[1].function_address), matched.j),
+        deleted_blocks=_left(graphs[0], matched.i, blocks.a),
+        inserted_blocks=_left(graphs[1], matched.j, blocks.b),
         left_out={what: count for what, count in left_out.items() if count},
     )
 

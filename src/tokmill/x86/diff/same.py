@@ -141,11 +141,11 @@ def names_of(graph: Graph) -> dict[str, list[int]]:
     result: dict[str, list[int]] = {}
     place, there = find(graph.function_address, graph.symbol_address)
     numbers = place[there].tolist()
-    others = [graph.symbol_name[i] for i in np.flatnonzero(there).tolist()]
+    names = [graph.symbol_name[i] for i in np.flatnonzero(there).tolist()]
     for name, number in [*zip(graph.function_name, range(len(graph.function_name)), strict=True),
-                         *zip(others, numbers, strict=True)]:  # fmt: skip
-        if name and number not in (known := result.setdefault(name, [])):
-            known.append(number)
+                         *zip(names, numbers, strict=True)]:  # fmt: skip
+        if name and number not in (listed := result.setdefault(name, [])):
+            listed.append(number)
     return result
 
 
@@ -161,12 +161,12 @@ def same_names(a: Mapping[str, list[int]], b: Mapping[str, list[int]]) -> tuple[
     for names, done in ((a, set(pairs)), (b, set(pairs.values()))):
         short: dict[str, list[int]] = {}
         for name, numbers in names.items():
-            known = short.setdefault(CLONE.sub("", name), [])
-            known += [one for one in numbers if one not in done and one not in known]
+            listed = short.setdefault(CLONE.sub("", name), [])
+            listed += [one for one in numbers if one not in done and one not in listed]
         left.append(short)
     _add_pairs(pairs, *left)
-    found = np.asarray(sorted(pairs.items()), np.int64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
+    rows = np.asarray(sorted(pairs.items()), np.int64).reshape(-1, 2)
+    return rows[:, 0], rows[:, 1]
 
 
 def _add_pairs(

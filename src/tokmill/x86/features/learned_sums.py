@@ -66,14 +66,14 @@ def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
     called = functions.calls @ own
     calling = functions.calls.T.tocsr() @ own
     further = functions.calls @ called
-    found = {
+    parts = {
         "vectors": own,
         "vectors of callees": called,
         "vectors of callers": calling,
         "vectors, deep": own + called * CALLEES + further * CALLEES**2,
         "vectors, around": own + (called + calling) * CALLEES,
     }
-    return {name: _units(rows)[record] for name, rows in found.items()}
+    return {name: _units(rows)[record] for name, rows in parts.items()}
 
 
 def _units(rows: Array) -> Array:

@@ -148,7 +148,7 @@ def layout_of(store: Store) -> str:
 def _programs(store: Store) -> tuple[Array, dict[Key, int]]:
     """Return the number of the program of each record, (R,) i8, and the key of each number."""
     keys: dict[Key, int] = {}
-    found = [np.zeros(0, np.int64)]
+    programs = [np.zeros(0, np.int64)]
     for _, _, batch in store.batches(1 << 16):
         columns = [batch.columns[name] for name in Key._fields]
         strings = [column for column in columns if isinstance(column, Strings)]
@@ -156,8 +156,8 @@ def _programs(store: Store) -> tuple[Array, dict[Key, int]]:
         _, first, inverse = np.unique(places, axis=0, return_index=True, return_inverse=True)
         texts = zip(*(column.take(first).decoded() for column in strings), strict=True)
         numbers = [keys.setdefault(Key(*text), len(keys)) for text in texts]
-        found.append(np.asarray(numbers, np.int64)[inverse.reshape(-1)])
-    return np.concatenate(found), keys
+        programs.append(np.asarray(numbers, np.int64)[inverse.reshape(-1)])
+    return np.concatenate(programs), keys
 
 
 def _graphs(

@@ -109,10 +109,10 @@ def _labels(graph: Graph, function: Array, slot: Array, begin: Array, word: np.u
         place = slot + np.uint64(step * int(word) % (1 << 64))
         row, there = find(graph.pointer_address, place)
         # Before the beginning there is another table.
-        mine = np.flatnonzero(there & (place >= begin))
-        mine = mine[text[row[mine]]]
-        rows.append(function[mine])
-        keys.append(mix(hashes[row[mine]] + _STEPS[step + NEAR]))
+        kept = np.flatnonzero(there & (place >= begin))
+        kept = kept[text[row[kept]]]
+        rows.append(function[kept])
+        keys.append(mix(hashes[row[kept]] + _STEPS[step + NEAR]))
     # A virtual table begins with a pointer to an object whose second word points to the name of
     # the type (Itanium C++ ABI, 2.5.2 and 2.9.5).
     name, named = find(graph.pointer_address, graph.pointer_target + word)
@@ -121,8 +121,8 @@ def _labels(graph: Graph, function: Array, slot: Array, begin: Array, word: np.u
     if len(head) and len(slot):
         run = _runs(graph.pointer_address, word)[np.searchsorted(graph.pointer_address, slot)]
         at = np.searchsorted(head, slot) - 1
-        mine = np.flatnonzero((at >= 0) & (head[np.maximum(at, 0)] >= run))
-        far = (slot[mine] - head[at[mine]]) // word
-        rows.append(function[mine])
-        keys.append(mix(mix(hashes[name[at[mine]]]) + far * _GOLDEN))
+        kept = np.flatnonzero((at >= 0) & (head[np.maximum(at, 0)] >= run))
+        far = (slot[kept] - head[at[kept]]) // word
+        rows.append(function[kept])
+        keys.append(mix(mix(hashes[name[at[kept]]]) + far * _GOLDEN))
     return bag(len(graph.function_address), np.concatenate(rows), np.concatenate(keys))

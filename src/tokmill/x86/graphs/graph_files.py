@@ -79,7 +79,7 @@ class About(msgspec.Struct, frozen=True):
     imports: list[tuple[int, str]] = []
     """Address and name of each import, by address."""
 
-    def made_of(self, digest: str, lifter: str) -> bool:
+    def is_current(self, digest: str, lifter: str) -> bool:
         """Say whether the same file would be written now for a program with this digest."""
         return (self.version, self.digest, self.lifter) == (VERSION, digest, lifter)
 
@@ -150,7 +150,7 @@ def _read_graph(path: Path) -> Graph:
             bits=facts.bits,
             function_address=address,
             function_name=[
-                "" if name == _made_up(at) else name
+                "" if name == _placeholder(at) else name
                 for name, at in zip(names, address.tolist(), strict=True)
             ],
             function_blocks=np.append(first, len(function)).astype(np.int64),
@@ -299,7 +299,7 @@ def read_about(path: Path) -> About | None:
         return None
 
 
-def _made_up(address: int) -> str:
+def _placeholder(address: int) -> str:
     return f"sub_{address:x}"
 
 
@@ -307,7 +307,7 @@ def _shown(graph: Graph) -> tuple[list[str], list[str]]:
     """Return the names of the functions as they are written, raw and demangled."""
     addresses = graph.function_address.tolist()
     names = [
-        name or _made_up(address)
+        name or _placeholder(address)
         for name, address in zip(graph.function_name, addresses, strict=True)
     ]
     return names, demangle(names)

@@ -33,7 +33,7 @@ from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, fi
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, read_graph, write_graph
 from tokmill.x86.image import elf, pe
-from tokmill.x86.image.program import made_by
+from tokmill.x86.image.program import producer_of
 
 PICKLE = ".pkl"
 PICKLES = "saved_index 1"
@@ -131,8 +131,8 @@ def lift_files(
         # Graphs are written as a whole, so several processes may write into one folder.
         remove_leftovers(folder)
         hint = f"{MEMORY}; run the same command again and it continues"
-        made = _each(_make, tasks, workers, "lift", quiet, hint)
-        done = sorted(made, key=lambda outcome: outcome.program)
+        outcomes = _each(_make, tasks, workers, "lift", quiet, hint)
+        done = sorted(outcomes, key=lambda outcome: outcome.program)
     return _report(done, left_out, time.monotonic() - started)
 
 
@@ -169,16 +169,16 @@ def find_programs(
         return "" if taken else NO_PROGRAM
 
     files, left_out = find_files(inputs, (), fits, choice, none_is_fine=True)
-    found: dict[tuple[int, int], InputFile] = {}
+    by_inode: dict[tuple[int, int], InputFile] = {}
     for file in files:
         with machine_errors("read", file.path):
             facts = file.path.stat()
         key = (facts.st_dev, facts.st_ino)
-        if key not in found or (found[key].path.is_symlink() and not file.path.is_symlink()):
-            found[key] = file
-    if len(files) > len(found):
-        left_out["another name of a file"] = len(files) - len(found)
-    return Inputs(sorted(found.values(), key=lambda file: file.name), in_order(left_out))
+        if key not in by_inode or (by_inode[key].path.is_symlink() and not file.path.is_symlink()):
+            by_inode[key] = file
+    if len(files) > len(by_inode):
+        left_out["another name of a file"] = len(files) - len(by_inode)
+    return Inputs(sorted(by_inode.values(), key=lambda file: file.name), in_order(left_out))
 
 
 def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> None:
@@ -200,7 +200,7 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
     else:
         graph = plugins.load(plugins.LIFTERS, lifter)(file.path)
     graph.program = file.name
-    graph.compiler, graph.level = made_by(file.path)
+    graph.compiler, graph.level = producer_of(file.path)
     return graph
 
 
@@ -229,8 +229,8 @@ def _each(
     if workers > 0 and len(order) > 1:
         done = in_processes(make, order, min(workers, len(order)), hint=hint)
     with Progress(title, sum(task.file.size for task in order), quiet=quiet) as progress:
-        for task, found in done:
-            yield from found
+        for task, outcomes in done:
+            yield from outcomes
             progress.advance(task.file.size)
 
 
@@ -242,7 +242,7 @@ def _make(task: _Task) -> list[Outcome]:
         if path.suffix == PICKLE:
             return list(_make_pickled(task, digest))
         about = read_about(task.out)
-        if about is not None and about.made_of(digest, task.version):
+        if about is not None and about.is_current(digest, task.version):
             return [Outcome(name, about=about)]
         if about is None and task.chosen and task.out.exists():
             what = "there is a file with the name of its graph that is not a graph"
@@ -267,7 +267,7 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
         graph.level = pickles.level_of(graph.program)
         out = inside(task.out, f"{graph.program}{SUFFIX}", deep=True)
         about = read_about(out)
-        is_new = about is None or not about.made_of(digest, PICKLES)
+        is_new = about is None or not about.is_current(digest, PICKLES)
         if is_new:
             about = write_graph(graph, out, digest, PICKLES)
         yield Outcome(graph.program, time.monotonic() - started, is_new, about=about)

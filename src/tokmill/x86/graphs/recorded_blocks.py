@@ -176,9 +176,9 @@ class _Cut:
     def unresolved(self) -> list[tuple[int, str]]:
         """Return address and reason of what could not be followed."""
         calls = self.jump[self.flow == Flow.CALL_INDIRECT]
-        found = [(self.jump[self.lost], "indirect jump"), (calls, "indirect call")]
-        found.append((self.broken, "no instruction"))
-        return [(address, why) for addresses, why in found for address in addresses.tolist()]
+        groups = [(self.jump[self.lost], "indirect jump"), (calls, "indirect call")]
+        groups.append((self.broken, "no instruction"))
+        return [(address, why) for addresses, why in groups for address in addresses.tolist()]
 
 
 def _decode(

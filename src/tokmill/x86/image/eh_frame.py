@@ -47,9 +47,9 @@ def read_unwind(program: Program, frames: list[Section]) -> Unwind:
     with_table = np.flatnonzero(table)
     for section in program.sections:
         inside = table[with_table] - np.uint64(section.address)
-        mine = with_table[inside < np.uint64(len(section.data))]
-        if len(mine):
-            _landing_pads(unwind, section, mine, table[mine])
+        ranges = with_table[inside < np.uint64(len(section.data))]
+        if len(ranges):
+            _landing_pads(unwind, section, ranges, table[ranges])
     return unwind
 
 
@@ -202,7 +202,7 @@ def _leb128(data: Array, place: Array) -> tuple[Array, Array]:
     return value, at
 
 
-def _landing_pads(unwind: Unwind, section: Section, mine: Array, address: Array) -> None:
+def _landing_pads(unwind: Unwind, section: Section, ranges: Array, address: Array) -> None:
     """Add the landing pads of the exception tables of some ranges, all in one section.
 
     A table has the encoding of the base (none: the range's start), the encoding of types (and their
@@ -212,18 +212,18 @@ def _landing_pads(unwind: Unwind, section: Section, mine: Array, address: Array)
     data = np.concatenate([section.linked, np.zeros(16, np.uint8)])
     place = (address - np.uint64(section.address)).astype(np.int64)
     plain = data[place] == OMIT
-    mine, place = mine[plain], place[plain] + 1
+    ranges, place = ranges[plain], place[plain] + 1
     typed = data[place] != OMIT
     place = place + 1
     place[typed] = _leb128(data, place[typed])[1]
     inside = place < len(section.linked)
-    mine, place = mine[inside], place[inside]
+    ranges, place = ranges[inside], place[inside]
     encoding = data[place]
     length, place = _leb128(data, place + 1)
     length = np.clip(length, 0, len(section.linked) - np.minimum(place, len(section.linked)))
     # Two ranges may share a table. In a damaged file all ranges may, which would cost much memory.
     keep = (encoding == 1) & (np.cumsum(length) <= 2 * len(section.linked))
-    mine, place, length = mine[keep], place[keep], length[keep]
+    ranges, place, length = ranges[keep], place[keep], length[keep]
     raw = data[expand(place, length)]
     last = np.flatnonzero(raw < 0x80)
     if not len(last):
@@ -235,10 +235,10 @@ def _landing_pads(unwind: Unwind, section: Section, mine: Array, address: Array)
         value[has] |= (raw[begin[has] + k].astype(np.int64) & 0x7F) << (7 * k)
     # A number belongs to the table in which its last byte lies.
     table = np.searchsorted(np.cumsum(length), last, side="right")
-    first = np.searchsorted(table, np.arange(len(mine)))
+    first = np.searchsorted(table, np.arange(len(ranges)))
     column = (np.arange(len(last)) - first[table]) % 4
     pads = (column == 2) & (value != 0)
-    owner = mine[table[pads]]
+    owner = ranges[table[pads]]
     target = unwind.start[owner] + value[pads].astype(np.uint64)
     unwind.pad = np.concatenate([unwind.pad, target])
     unwind.pad_range = np.concatenate([unwind.pad_range, owner])

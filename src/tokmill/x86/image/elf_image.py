@@ -169,16 +169,16 @@ def _link_thread(program: Program, table: Relocations) -> None:
     value = np.full(len(rows), program.thread.start, np.uint64)
     if len(table.symbols):
         value += np.where(symbol > 0, table.symbols["value"][symbol].astype(np.uint64), 0)
-        known = (symbol == 0) | (table.symbols["section"][symbol] != 0)
+        is_defined = (symbol == 0) | (table.symbols["section"][symbol] != 0)
     else:
-        known = symbol == 0
+        is_defined = symbol == 0
     added = program.load(place) if table.addend is None else table.addend[rows].astype(np.uint64)
     distance = np.where(symbol == 0, program.load(place + word), 0)
     whole = (symbol == 0) & (distance == 0)
     distance[whole] = len(program.thread)
     program.thread_modules = distinct(program.thread_modules, place[module[rows] & whole])
     added = np.where(module[rows], distance, added)
-    program.store(place[known], (value + added)[known])
+    program.store(place[is_defined], (value + added)[is_defined])
 
 
 def _name_slots(program: Program, tables: list[Relocations]) -> None:
@@ -279,12 +279,12 @@ def _starts(elf: Elf, program: Program) -> Array:
             addresses.append(section.address)
         elif section.name.startswith((".init_array", ".fini_array", ".preinit_array", ".ctors")):
             tables.append((section.address, len(section.data)))
-    found_array = np.asarray(addresses, np.uint64)
+    starts = np.asarray(addresses, np.uint64)
     for address, size in tables:
         count = len(program.read(address, size)) // program.word
         places = np.arange(count, dtype=np.uint64) * np.uint64(program.word) + np.uint64(address)
-        found_array = np.concatenate([found_array, program.load(places)])
-    return distinct(found_array[found_array > 0])
+        starts = np.concatenate([starts, program.load(places)])
+    return distinct(starts[starts > 0])
 
 
 def _frames(elf: Elf, program: Program) -> list[Section]:
@@ -403,14 +403,14 @@ def _are_entries(section: Section, place: Array) -> Array:
 
 def _cut_out(section: Section, place: Array) -> list[Section]:
     """Return the parts of a section; parts with stubs are marked."""
-    found, done = [], 0
+    parts, done = [], 0
     for run in np.split(place, np.flatnonzero(np.diff(place) > GAP) + 1) if len(place) else []:
         start, stop = int(run[0]), min(int(run[-1]) + LONG_ENTRY, len(section.data))
         before = section.linked[max(0, start - LONG_ENTRY) : start].tobytes()
         start -= LONG_ENTRY * before.startswith(FIRST_ENTRY)
-        found.append(section.cut(done, start))
-        found.append(section.cut(start, stop))
-        found[-1].stubs = True
+        parts.append(section.cut(done, start))
+        parts.append(section.cut(start, stop))
+        parts[-1].stubs = True
         done = stop
-    found.append(section.cut(done, len(section.data)))
-    return [part for part in found if len(part.data)]
+    parts.append(section.cut(done, len(section.data)))
+    return [part for part in parts if len(part.data)]

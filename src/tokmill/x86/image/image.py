@@ -89,9 +89,9 @@ def numbered(values: Array) -> tuple[Array, Array]:
     return values[first], number
 
 
-def without(values: Array, others: Array) -> Array:
+def without(values: Array, removed: Array) -> Array:
     result = distinct(values)
-    return result[~member(result, np.sort(others))]
+    return result[~member(result, np.sort(removed))]
 
 
 NONE = np.zeros(0, np.uint64)

@@ -92,10 +92,10 @@ class Placement:
 
         All imports must have their places.
         """
-        found, rows = np.unique(values, return_inverse=True)
+        unique, rows = np.unique(values, return_inverse=True)
         places = [
             self._entries.setdefault(value, self._entry(len(self._entries)))
-            for value in found.tolist()
+            for value in unique.tolist()
         ]
         return np.asarray(places, np.uint64)[rows]
 
@@ -137,20 +137,20 @@ def _relocate(elf: Elf, layout: Placement, table: Relocations) -> None:
     if section.linked is section.data:
         section.linked = section.data.copy()
     for kind, (rule, size) in RULES[elf.bits].items():
-        mine = np.flatnonzero(table.kind == kind)
-        mine = mine[table.place[mine] <= max(0, len(section.data) - size)]
-        if not len(mine) or len(section.data) < size:
+        rows = np.flatnonzero(table.kind == kind)
+        rows = rows[table.place[rows] <= max(0, len(section.data) - size)]
+        if not len(rows) or len(section.data) < size:
             continue
-        place = table.place[mine].astype(np.int64)
+        place = table.place[rows].astype(np.int64)
         cells = place[:, None] + np.arange(size)
         if table.addend is not None:
-            value = table.addend[mine].astype(np.uint64)
+            value = table.addend[rows].astype(np.uint64)
         else:
             value = section.linked[cells].view(f"<i{size}")[:, 0].astype(np.int64).astype(np.uint64)
         if rule.startswith("G"):
             value = value + np.uint64(layout.table)
         else:
-            value = value + (layout.entries(symbol[mine]) if rule[0] == "L" else symbol[mine])
+            value = value + (layout.entries(symbol[rows]) if rule[0] == "L" else symbol[rows])
         if rule.endswith("-P"):
             value = value - (place.astype(np.uint64) + np.uint64(section.address))
         elif rule.endswith("-T"):

@@ -94,7 +94,7 @@ class KeyTemplate:
         return Key(*(values.get(field) or UNKNOWN for field in Key._fields))
 
 
-OTHERS = {
+UNREADABLE = {
     b"!<arch>\n": ("a static library", "unpack it with `ar x` and give its object files"),
     b"!<thin>\n": ("a thin static library", "give the object files that it names"),
     b"BC\xc0\xde": ("LLVM bitcode", "compile without -flto, or link it first"),
@@ -102,7 +102,7 @@ OTHERS = {
     b"\x4c\x01": ("a COFF object file", "link it first"),
 }
 """First bytes of files → what they are, and what to do."""
-KNOWN = "ELF and PE files for x86 are read"
+READABLE = "ELF and PE files for x86 are read"
 
 
 def open_program(path: Path | str) -> Program:
@@ -123,7 +123,7 @@ def mapped(path: Path) -> Array:
             raise TokmillError(what, where=str(path), hint="give the path of a program")
         with open(path, "rb") as file:
             if path.stat().st_size == 0:
-                raise TokmillError("an empty file", where=str(path), hint=KNOWN)
+                raise TokmillError("an empty file", where=str(path), hint=READABLE)
             view = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return np.frombuffer(view, np.uint8)
 
@@ -141,10 +141,10 @@ def parse_program(data: Array, path: str) -> Program:
         program = pe.read_pe(data, path)
         name_go_functions(program)
         return program
-    for magic, (what, hint) in OTHERS.items():
+    for magic, (what, hint) in UNREADABLE.items():
         if head.startswith(magic):
             raise TokmillError(what, where=path, hint=hint)
-    raise TokmillError("not a program", where=path, hint=KNOWN)
+    raise TokmillError("not a program", where=path, hint=READABLE)
 
 
 def demangle(names: list[str]) -> list[str]:
@@ -208,7 +208,7 @@ COMPILERS = (
 LEVEL = re.compile(r"(?<!\S)-O(\w*)")
 
 
-class Made(NamedTuple):
+class Producer(NamedTuple):
     """Compiler and level of a program; "": not known."""
 
     compiler: str = ""
@@ -217,7 +217,7 @@ class Made(NamedTuple):
     """Such as O2."""
 
 
-def made_by(path: Path) -> Made:
+def producer_of(path: Path) -> Producer:
     """Return compiler and level of most units of a program.
 
     They are not known without debug information, or if it is damaged; for object files; and for
@@ -226,12 +226,12 @@ def made_by(path: Path) -> Made:
     try:
         data = mapped(path)
         if data[:4].tobytes() != MAGIC:
-            return Made()
+            return Producer()
         elf = Elf(data, str(path))
     except TokmillError:
-        return Made()
+        return Producer()
     if elf.kind == "relocatable" or INFO not in elf.section_names:
-        return Made()
+        return Producer()
     sections = {name: _section(elf, name) for name in SECTIONS}
     producers = {
         (name, place): one
@@ -248,10 +248,10 @@ def made_by(path: Path) -> Made:
     best = [units.most_common(1)[0][0]] if units else list(producers.values())
     compilers, levels = {one.compiler for one in best}, {one.level for one in best}
     compiler = compilers.pop() if len(compilers) == 1 else ""
-    return Made(compiler, levels.pop() if len(levels) == 1 else "")
+    return Producer(compiler, levels.pop() if len(levels) == 1 else "")
 
 
-def _of_units(info: bytes, places: Mapping[bytes, Made]) -> Iterator[Made]:
+def _of_units(info: bytes, places: Mapping[bytes, Producer]) -> Iterator[Producer]:
     """Yield the producer of each unit of `.debug_info` that begins with the place of one."""
     at = 0
     for _ in range(MOST_UNITS):
@@ -263,7 +263,7 @@ def _of_units(info: bytes, places: Mapping[bytes, Made]) -> Iterator[Made]:
         at += 4 + size
 
 
-def read_producer(text: str) -> Made:
+def read_producer(text: str) -> Producer:
     for pattern, name in COMPILERS:
         version = pattern.search(text)
         if version:
@@ -271,8 +271,8 @@ def read_producer(text: str) -> Made:
             # GCC writes its options, so if there is no level it is the default.
             default = "O0" if name == "gcc" else ""
             level = f"O{levels[-1] or '1'}" if levels else default
-            return Made(f"{name}-{version[1].rstrip('.')}", level)
-    return Made()
+            return Producer(f"{name}-{version[1].rstrip('.')}", level)
+    return Producer()
 
 
 def _producers(data: bytes) -> Iterator[tuple[int, str]]:

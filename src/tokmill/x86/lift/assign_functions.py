@@ -19,23 +19,23 @@ SHARED = 64
 TANGLED = "functions share so much code that some of it stands under one of them only"
 
 
-def assemble(known: Findings, blocks: Blocks) -> Graph:
-    """Return the graph of the blocks; `known` is released."""
-    entries = _entries(known, blocks)
-    function, block = _owners(known, blocks, entries)
+def assemble(findings: Findings, blocks: Blocks) -> Graph:
+    """Return the graph of the blocks; `findings` is released."""
+    entries = _entries(findings, blocks)
+    function, block = _owners(findings, blocks, entries)
     code = blocks.code
     number = distinct(function)
     at = np.searchsorted(number, function)
     order = np.lexsort((block, at))
     at, block = at[order], block[order]
-    names, unresolved = _names(known, blocks, number), blocks.unresolved()
-    known.release()
+    names, unresolved = _names(findings, blocks, number), blocks.unresolved()
+    findings.release()
     edge_count = np.diff(blocks.edge_begin)[block]
     sizes = (blocks.end - blocks.start)[block]
-    program = known.program
+    program = findings.program
     address = code.address(blocks.start[number])
-    tables = sorted(known.entries)
-    listed = [known.entries[table][1] for table in tables]
+    tables = sorted(findings.entries)
+    listed = [findings.entries[table][1] for table in tables]
     return Graph(
         program=Path(program.name).name,
         bits=program.bits,
@@ -51,9 +51,9 @@ def assemble(known: Findings, blocks: Blocks) -> Graph:
         edge_target=_gather(blocks.edge_target, blocks.edge_begin[block], edge_count),
         edge_kind=_gather(blocks.edge_kind, blocks.edge_begin[block], edge_count),
         unresolved=unresolved,
-        cut_short=tuple(known.cut_short),
+        cut_short=tuple(findings.cut_short),
         table_address=np.asarray(tables, np.uint64),
-        table_size=np.asarray([known.entries[table][0] for table in tables], np.int64),
+        table_size=np.asarray([findings.entries[table][0] for table in tables], np.int64),
         table_entries=offsets(np.asarray([len(one) for one in listed], np.int64)),
         table_target=code.address(np.concatenate([np.zeros(0, np.int64), *listed])),
     )
@@ -74,28 +74,28 @@ def _gather(values: Array, begins: Array, counts: Array) -> Array:
     return result
 
 
-def _entries(known: Findings, blocks: Blocks) -> Array:
+def _entries(findings: Findings, blocks: Blocks) -> Array:
     """Return the blocks at which functions begin, ascending.
 
     A range of code is a part of another function if its frame is set up before it begins, or if
     only conditional branches lead to it and compilers would not put a function there.
     """
-    program, code, ways = known.program, known.code, known.ways
+    program, code, ways = findings.program, findings.code, findings.ways
     sure = [program.function_address, program.starts, np.asarray([program.entry], np.uint64)]
     sure_offsets = code.offset(np.concatenate(sure))
     called = ways.called
-    certain = distinct(sure_offsets, called, known.found)
+    certain = distinct(sure_offsets, called, findings.discovered)
     returns = np.sort(blocks.start[blocks.flow == Flow.RETURN])
     unwind = program.unwind
-    starts = known.ranges.unwind_start
+    starts = findings.ranges.unwind_start
     parts = [starts[unwind.fragment], code.offset(program.fragments)]
-    parts.append(branched_to(known, returns, without(starts, certain)))
-    entries = without(known.functions(), without(np.concatenate(parts), certain))
-    found = blocks.at(entries)
-    return found[found >= 0]
+    parts.append(branched_to(findings, returns, without(starts, certain)))
+    entries = without(findings.functions(), without(np.concatenate(parts), certain))
+    numbers = blocks.at(entries)
+    return numbers[numbers >= 0]
 
 
-def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Array]:
+def _owners(findings: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Array]:
     """Return pairs (entry block of a function, block of the function).
 
     Blocks that are connected without passing the entry of a function form a part. A part with one
@@ -111,10 +111,10 @@ def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Arr
     source = np.searchsorted(blocks.edge_begin, inner, side="right") - 1
     target = target[inner]
     # Targets of exceptions and of unknown jumps belong to the range in which they are.
-    head, root = _roots(known, blocks)
-    mine = ~member(root, entries)
-    source = np.concatenate([source, head[mine]], dtype=np.int32, casting="same_kind")
-    target = np.concatenate([target, root[mine]], dtype=np.int32, casting="same_kind")
+    head, root = _roots(findings, blocks)
+    no_entry = ~member(root, entries)
+    source = np.concatenate([source, head[no_entry]], dtype=np.int32, casting="same_kind")
+    target = np.concatenate([target, root[no_entry]], dtype=np.int32, casting="same_kind")
     del inner
     part = components(count, source, target)
     beginnings = np.bincount(part[entries], minlength=count)
@@ -126,24 +126,24 @@ def _owners(known: Findings, blocks: Blocks, entries: Array) -> tuple[Array, Arr
     several = beginnings > 1
     function, block = [owner[single]], [np.flatnonzero(single)]
     if several.any():
-        pairs = _shared(part, several, entries, source, target, known.cut_short)
+        pairs = _shared(part, several, entries, source, target, findings.cut_short)
         function.append(pairs[0])
         block.append(pairs[1])
     return np.concatenate(function), np.concatenate(block)
 
 
-def _roots(known: Findings, blocks: Blocks) -> tuple[Array, Array]:
+def _roots(findings: Findings, blocks: Blocks) -> tuple[Array, Array]:
     """Return pairs of blocks: the beginning of a range, and unreached code in the range."""
-    unwind, code, ranges = known.program.unwind, known.code, known.ranges
+    unwind, code, ranges = findings.program.unwind, findings.code, findings.ranges
     pad = code.offset(unwind.pad)
     served = ranges.unwind_start[unwind.pad_range]
-    others = known.roots[~member(known.roots, distinct(pad))]
-    number = ranges.number(others)
-    behind = others[number < 0]
+    no_pads = findings.roots[~member(findings.roots, distinct(pad))]
+    number = ranges.number(no_pads)
+    behind = no_pads[number < 0]
     head = blocks.at(np.concatenate([served, ranges.start[number[number >= 0]]]))
     # Outside of ranges it comes directly after a block of its function.
     head = np.concatenate([head, blocks.at(behind) - 1])
-    root = blocks.at(np.concatenate([pad, others[number >= 0], behind]))
+    root = blocks.at(np.concatenate([pad, no_pads[number >= 0], behind]))
     keep = (head >= 0) & (root >= 0)
     return head[keep], root[keep]
 
@@ -207,10 +207,10 @@ def _shared(
     # Blocks that no function reaches, or that cost too much, go to the nearest entry before them.
     rest = blocks[~np.isin(blocks, np.fromiter(seen_by_any, np.int64, len(seen_by_any)))]
     order = np.lexsort((begins, part[begins]))
-    mine, theirs = part[begins][order].astype(np.int64), part[rest].astype(np.int64)
-    keys = mine * (len(part) + 1) + begins[order]
-    at = np.searchsorted(keys, theirs * (len(part) + 1) + rest, side="right") - 1
-    low = np.searchsorted(mine, theirs)
+    begin_part, rest_part = part[begins][order].astype(np.int64), part[rest].astype(np.int64)
+    keys = begin_part * (len(part) + 1) + begins[order]
+    at = np.searchsorted(keys, rest_part * (len(part) + 1) + rest, side="right") - 1
+    low = np.searchsorted(begin_part, rest_part)
     nearest = begins[order][np.maximum(at, low)]
     return (
         np.concatenate([np.asarray(function, np.int64), nearest]),
@@ -218,8 +218,8 @@ def _shared(
     )
 
 
-def _names(known: Findings, blocks: Blocks, entries: Array) -> list[str]:
-    program = known.program
+def _names(findings: Findings, blocks: Blocks, entries: Array) -> list[str]:
+    program = findings.program
     names = dict(zip(program.function_address.tolist(), program.function_name, strict=True))
     jumps = np.flatnonzero(
         (blocks.flow[entries] == Flow.JUMP_INDIRECT) & (blocks.count[entries] <= 2)

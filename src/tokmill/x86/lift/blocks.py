@@ -10,7 +10,7 @@ from tokmill.x86.lift.decode import DIRECT, FALLS, INDIRECT, Flow, Instructions
 from tokmill.x86.lift.findings import Findings
 
 EDGE = np.zeros(len(Flow), np.uint8)
-"""Flow of a block's last instruction → the kind of its edge beside `FALL`."""
+"""Flow of a block's last instruction → the kind of its edge besides `FALL`."""
 EDGE[[Flow.JUMP, Flow.BRANCH, Flow.CALL]] = Edge.JUMP, Edge.BRANCH, Edge.CALL
 EDGE[Flow.CALL_LOCAL] = Edge.JUMP
 EDGE[[Flow.JUMP_INDIRECT, Flow.CALL_INDIRECT, Flow.RETURN]] = (
@@ -26,15 +26,15 @@ BACK = 8
 class Blocks:
     """The blocks that were reached, sorted by offset, and their edges; B blocks, E edges."""
 
-    def __init__(self, known: Findings) -> None:
-        self.known, self.code = known, known.code
+    def __init__(self, findings: Findings) -> None:
+        self.findings, self.code = findings, findings.code
         self._cut()
         self._set_edges()
         self._find_targets()
         self._set_slots()
 
     def _cut(self) -> None:
-        ways, instructions = self.known.ways, self.known.instructions
+        ways, instructions = self.findings.ways, self.findings.instructions
         reached = ways.all_reached()
         self.broken = np.flatnonzero(reached & (instructions.flow == Flow.INVALID))
         """i8, rows of reached bytes that are not an instruction."""
@@ -48,7 +48,7 @@ class Blocks:
         straight &= count[ways.target] == count[ways.source] + 1
         targets = ways.target[ways.reached(ways.source) & ~straight]
         leaders = np.concatenate(
-            [self.known.starts, ways.called, self.known.roots, instructions.start[targets]]
+            [self.findings.starts, ways.called, self.findings.roots, instructions.start[targets]]
         )
         begins = np.isin(start, self.code.edge)
         begins |= instructions.marks(leaders)[reached]
@@ -67,8 +67,8 @@ class Blocks:
         self.flow = instructions.flow[self.last_row]
 
     def _set_edges(self) -> None:
-        instructions, flow = self.known.instructions, self.flow
-        jumps, table_targets = self.known.jump_tables()
+        instructions, flow = self.findings.instructions, self.flow
+        jumps, table_targets = self.findings.jump_tables()
         order = np.argsort(jumps, kind="stable")
         jumps, table_targets = jumps[order], table_targets[order]
         gates = member(self.last_row, instructions.gates)
@@ -79,7 +79,7 @@ class Blocks:
         """i8, blocks that end in an indirect jump with unknown targets."""
         plain = LEADS[flow]
         plain[through[low < high]] = False
-        falls = FALLS[flow] & ~member(self.last_row, self.known.ways.no_return)
+        falls = FALLS[flow] & ~member(self.last_row, self.findings.ways.no_return)
         falls &= ~np.isin(self.end, self.code.edge)
         # The edges of a block follow one another, `FALL` is the last one.
         count = plain.astype(np.int8) + falls
@@ -112,24 +112,24 @@ class Blocks:
             self.edge_to[part] = self.at(self.code.offset(self.edge_target[part]))
 
     def _set_slots(self) -> None:
-        begin, slots = self.edge_begin[:-1], self.known.program.slot_address
+        begin, slots = self.edge_begin[:-1], self.findings.program.slot_address
         through = np.flatnonzero(INDIRECT[self.flow] & (self.edge_begin[1:] > begin))
         edge, slot = begin[through], self.named(through)
         rows = self.last_row[through]
         loaded, address = slot_calls(
-            self.known.instructions, rows, self._straight(rows, self.count[through] - 1), slots
+            self.findings.instructions, rows, self._straight(rows, self.count[through] - 1), slots
         )
         slot[loaded] = address
-        mine = (self.edge_target[edge] == 0) & member(slot, slots)
-        self.through_slots = through[mine]
+        has_slot = (self.edge_target[edge] == 0) & member(slot, slots)
+        self.through_slots = through[has_slot]
         """i8, ascending: blocks that end in a call or jump through a slot."""
-        self.edge_target[edge[mine]] = slot[mine]
-        calls = self.flow[through[mine]] == Flow.CALL_INDIRECT
-        self.edge_kind[edge[mine]] = np.where(calls, Edge.CALL, Edge.JUMP)
+        self.edge_target[edge[has_slot]] = slot[has_slot]
+        calls = self.flow[through[has_slot]] == Flow.CALL_INDIRECT
+        self.edge_kind[edge[has_slot]] = np.where(calls, Edge.CALL, Edge.JUMP)
 
     def _straight(self, rows: Array, most: Array) -> Array:
         """Return how many instructions before each row run straight on to it, at most `most`."""
-        instructions = self.known.instructions
+        instructions = self.findings.instructions
         result = np.zeros(len(rows), np.int64)
         going = np.arange(len(rows))
         for step in range(1, BACK + 1):
@@ -145,7 +145,7 @@ class Blocks:
 
         For an indirect transfer it is the address of the pointer, or 0.
         """
-        instructions = self.known.instructions
+        instructions = self.findings.instructions
         row = np.searchsorted(instructions.transfer, self.last_row[blocks])
         return instructions.target[row]
 
@@ -153,12 +153,12 @@ class Blocks:
         """Return the blocks that begin at offsets; -1: none."""
         if not len(self.start):
             return np.full(len(offsets), -1, np.int64)
-        found = np.minimum(np.searchsorted(self.start, offsets), len(self.start) - 1)
-        return np.where(self.start[found] == offsets, found, -1)
+        number = np.minimum(np.searchsorted(self.start, offsets), len(self.start) - 1)
+        return np.where(self.start[number] == offsets, number, -1)
 
     def unresolved(self) -> list[tuple[int, str]]:
         """Return (address, reason) of instructions that could not be followed, by address."""
-        instructions, program = self.known.instructions, self.known.program
+        instructions, program = self.findings.instructions, self.findings.program
         calls = np.flatnonzero(self.flow == Flow.CALL_INDIRECT)
         slots = program.slot_address
         # Calls of stubs and of the artificial addresses of imports leave the program on purpose.
@@ -179,8 +179,8 @@ class Blocks:
         ]
         return sorted(
             (address, reason)
-            for found, reason in rows
-            for address in self.code.address(instructions.start[found].astype(np.int64)).tolist()
+            for part, reason in rows
+            for address in self.code.address(instructions.start[part].astype(np.int64)).tolist()
         )
 
 
@@ -196,7 +196,7 @@ def slot_calls(
         slots: u8, ascending, where pointers to imports lie.
     """
     code, data = instructions.code, instructions.code.linked
-    found, address = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+    calls, address = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
     at = instructions.start[rows].astype(np.int64)
     extended = (data[at] == 0x41) & (code.bits == 64)
     at += extended
@@ -218,10 +218,10 @@ def slot_calls(
             for row in np.flatnonzero(hit).tolist()
             if not _written(instructions, int(load[row]), step, int(register[row]))
         ]
-        found.append(call[sure])
+        calls.append(call[sure])
         address.append(slot[sure])
         call, register = call[~hit], register[~hit]
-    return np.concatenate(found), np.concatenate(address)
+    return np.concatenate(calls), np.concatenate(address)
 
 
 def _loads(instructions: Instructions, rows: Array, at: Array) -> tuple[Array, Array]:

@@ -38,7 +38,7 @@ limit is for programs that are made to be searched for ever."""
 
 
 def packages() -> list[str]:
-    """Return the packages, with versions, on which the result depends beside `VERSION`."""
+    """Return the packages, with versions, on which the result depends besides `VERSION`."""
     # Imported here, because it takes a tenth of the memory for lifting a small program.
     import importlib.metadata
 
@@ -64,13 +64,13 @@ class Lifter:
     """Finds the code of one program with `lift`."""
 
     def __init__(self, program: Program) -> None:
-        self.known = Findings(program)
+        self.findings = Findings(program)
         self.no_return = reach.NoReturn(program)
         self._read: set[int] = set()
         self._renew()
 
     def lift(self) -> Graph:
-        known = self.known
+        findings = self.findings
         self._follow()
         for search in (self._range_gaps, self._unnamed):
             for _ in range(ROUNDS):
@@ -78,25 +78,25 @@ class Lifter:
                     break
                 self._follow()
             else:
-                known.cut_short.append(f"the search for functions ended after {ROUNDS:,} rounds")
-        return assemble(known, Blocks(known))
+                findings.cut_short.append(f"the search for functions ended after {ROUNDS:,} rounds")
+        return assemble(findings, Blocks(findings))
 
     def _renew(self) -> None:
         """Find all ways again, after instructions or jump tables were found."""
-        known = self.known
+        findings, instructions = self.findings, self.findings.instructions
         self._find_ways()
-        fresh = reach.follow(known.ways, self.no_return)
+        fresh = reach.follow(findings.ways, self.no_return)
         if len(fresh):
-            known.quiet = distinct(known.quiet, known.instructions.start[fresh].astype(np.int64))
+            findings.quiet = distinct(findings.quiet, instructions.start[fresh].astype(np.int64))
             self._find_ways()
 
     def _find_ways(self) -> None:
-        known = self.known
+        findings = self.findings
         # In a large program there is not enough memory for the old and the new ways.
-        vars(known).pop("ways", None)
-        no_return = self.no_return.calls(known.instructions)
-        no_return = distinct(no_return, known.instructions.row(known.quiet))
-        known.ways = Ways(known.instructions, no_return, known.jump_tables())
+        vars(findings).pop("ways", None)
+        no_return = self.no_return.calls(findings.instructions)
+        no_return = distinct(no_return, findings.instructions.row(findings.quiet))
+        findings.ways = Ways(findings.instructions, no_return, findings.jump_tables())
 
     def _follow(self) -> None:
         """Follow control flow from all starts; decode what is missing, and read all tables."""
@@ -105,98 +105,98 @@ class Lifter:
 
     def _decode_missing(self) -> bool:
         """Follow control flow, and decode code that it reaches; return whether there was some."""
-        known = self.known
-        offsets = distinct(known.starts, known.roots)
+        findings = self.findings
+        offsets = distinct(findings.starts, findings.roots)
         offsets = offsets[offsets >= 0]
-        rows = known.instructions.row(offsets)
-        known.ways.reach(rows[rows >= 0])
-        missing = distinct(offsets[rows < 0], known.ways.lacking())
+        rows = findings.instructions.row(offsets)
+        findings.ways.reach(rows[rows >= 0])
+        missing = distinct(offsets[rows < 0], findings.ways.lacking())
         if not len(missing):
             return False
         while len(missing):
             # New instructions may lead to known code that was not reached before.
-            joined = known.instructions.decode(missing)
-            known.ways.reach(known.instructions.row(joined))
-            missing = known.ways.lacking()
-            missing = missing[~known.instructions.waits(missing)]
+            joined = findings.instructions.decode(missing)
+            findings.ways.reach(findings.instructions.row(joined))
+            missing = findings.ways.lacking()
+            missing = missing[~findings.instructions.waits(missing)]
         self._settle()
         return True
 
     def _settle(self) -> None:
-        known = self.known
-        known.instructions.settle()
-        known.tables.prepare()
+        findings = self.findings
+        findings.instructions.settle()
+        findings.tables.prepare()
 
     def _read_tables(self) -> bool:
-        known = self.known
+        findings = self.findings
         result = False
         targets = self._new_targets()
         while targets is not None:
             result = True
             # The targets of a table may reach a jump with another table.
-            rows = known.instructions.row(targets)
-            known.ways.reach(rows[rows >= 0])
+            rows = findings.instructions.row(targets)
+            findings.ways.reach(rows[rows >= 0])
             targets = self._new_targets()
         return result
 
     def _new_targets(self) -> Array | None:
         """Read the tables of reached jumps, and return their targets; None: there was no table."""
-        known = self.known
-        rows = known.instructions.indirect_jumps()
-        rows = rows[known.ways.reached(rows)]
-        offsets = known.instructions.start[rows].astype(np.int64)
+        findings = self.findings
+        rows = findings.instructions.indirect_jumps()
+        rows = rows[findings.ways.reached(rows)]
+        offsets = findings.instructions.start[rows].astype(np.int64)
         read = np.sort(np.fromiter(self._read, np.int64, len(self._read)))
         fresh = ~member(offsets, read)
         rows, offsets = rows[fresh], offsets[fresh]
-        low, high = known.ranges.around(offsets, known.functions())
-        found = [np.zeros(0, np.int64)]
+        low, high = findings.ranges.around(offsets, findings.functions())
+        targets = [np.zeros(0, np.int64)]
         for row, offset, first, end in zip(
             rows.tolist(), offsets.tolist(), low.tolist(), high.tolist(), strict=True
         ):
             self._read.add(offset)
-            table = known.tables.read(known.ways, row, first, end)
+            table = findings.tables.read(findings.ways, row, first, end)
             if table is not None:
-                known.note_table(offset, table)
-                found.append(table.targets)
-            elif known.tables.computed:
-                known.computed.add(offset)
-        return np.concatenate(found) if len(found) > 1 else None
+                findings.note_table(offset, table)
+                targets.append(table.targets)
+            elif findings.tables.computed:
+                findings.computed.add(offset)
+        return np.concatenate(targets) if len(targets) > 1 else None
 
     def _range_gaps(self) -> bool:
         """Add unreached code in known ranges: it belongs to their functions."""
-        known = self.known
-        return self._add_roots(range_gaps(known.ways, known.ranges))
+        findings = self.findings
+        return self._add_roots(range_gaps(findings.ways, findings.ranges))
 
     def _unnamed(self) -> bool:
         """Search for functions outside of the ranges that tables describe."""
-        known = self.known
-        hidden = hidden_starts(known)
+        findings = self.findings
+        hidden = hidden_starts(findings)
         if len(hidden):
-            known.instructions.decode(hidden)
+            findings.instructions.decode(hidden)
             self._settle()
             self._renew()
             return True
-        functions = known.functions()
+        functions = findings.functions()
         for search in (trapped_starts, taken_starts, tail_starts, pointed_starts):
-            if self._add_starts(search(known, functions)):
+            if self._add_starts(search(findings, functions)):
                 return True
-        while self._add_roots(silent_gaps(known, functions)):
+        while self._add_roots(silent_gaps(findings, functions)):
             self._follow()
-        return self._add_starts(gap_starts(known, functions)) or self._add_starts(
-            pointed_starts(known, functions, doubtful=True)
+        return self._add_starts(gap_starts(findings, functions)) or self._add_starts(
+            pointed_starts(findings, functions, doubtful=True)
         )
 
     def _add_starts(self, offsets: Array) -> bool:
-        known = self.known
-        more = distinct(known.starts, offsets)
-        grown = len(more) > len(known.starts)
-        known.starts = more
-        known.found = distinct(known.found, offsets)
+        findings = self.findings
+        more = distinct(findings.starts, offsets)
+        grown = len(more) > len(findings.starts)
+        findings.starts = more
+        findings.discovered = distinct(findings.discovered, offsets)
         return grown
 
     def _add_roots(self, offsets: Array) -> bool:
-        known = self.known
-        more = distinct(known.roots, offsets)
-        grown = len(more) > len(known.roots)
-        known.roots = more
+        findings = self.findings
+        more = distinct(findings.roots, offsets)
+        grown = len(more) > len(findings.roots)
+        findings.roots = more
         return grown

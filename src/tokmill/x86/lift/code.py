@@ -61,7 +61,7 @@ class Code:
         """u8 and i8, by address: 32-bit functions `mov register, [esp]; ret`, with which code reads
         its own address."""
         self._table_loads = self._loads_of_the_table()
-        self.slot, self.slot_target = self._known_slots(program)
+        self.slot, self.slot_target = self._constant_slots(program)
         """u8, ascending: pointers that do not change after loading, and their targets."""
         self.data_begin = self.data_end = np.zeros(0, np.int64)
         """(D,) i8, ascending: begin and end of known data between code."""
@@ -95,8 +95,8 @@ class Code:
         these functions.
         """
         result = address.copy()
-        mine = np.flatnonzero(member(address, self._stub))
-        result[mine] = self._stub_target[np.searchsorted(self._stub, address[mine])]
+        stubs = np.flatnonzero(member(address, self._stub))
+        result[stubs] = self._stub_target[np.searchsorted(self._stub, address[stubs])]
         return result
 
     def add_data(self, begin: Array, end: Array) -> None:
@@ -135,11 +135,11 @@ class Code:
             for place in (at + 1, number)
         )
         called, added = (begin + called) & MASK, (begin + added) & MASK
-        known = member(called, self.thunk) & (added == self.table)
-        known[known] = (
-            self.thunk_register[np.searchsorted(self.thunk, called[known])] == register[known]
+        is_load = member(called, self.thunk) & (added == self.table)
+        is_load[is_load] = (
+            self.thunk_register[np.searchsorted(self.thunk, called[is_load])] == register[is_load]
         )
-        return at[known], register[known]
+        return at[is_load], register[is_load]
 
     def based(self, register: Array, offset: Array) -> Array:
         """Return whether registers hold the address of the global offset table at offsets: bool.
@@ -149,10 +149,10 @@ class Code:
         result: Array = (register == EBX) & (self.table > 0)
         at, loaded = self._table_loads
         for number in range(8) if len(at) else ():
-            mine, asked = at[loaded == number], np.flatnonzero(register == number)
-            before = np.searchsorted(mine, offset[asked]) - 1
+            loads, asked = at[loaded == number], np.flatnonzero(register == number)
+            before = np.searchsorted(loads, offset[asked]) - 1
             near = before >= 0
-            near[near] = offset[asked[near]] - mine[before[near]] < NEAR
+            near[near] = offset[asked[near]] - loads[before[near]] < NEAR
             result[asked] |= near
         return result
 
@@ -172,12 +172,12 @@ class Code:
                 at = self.offset(address if self.bits == 64 else address & MASK)
                 cells = self.linked[at[:, None] + np.arange(4)]
                 trap = (cells[:, :3] == 0x0F) & np.isin(cells[:, 1:], (0x0B, 0xB9))
-                known = (at >= 0) & trap.any(axis=1)
-                if len(known) and known.mean() > best and not len(table.data) % size:
-                    best, result = known.mean(), at[known & (entries[:, flags] & WARNING > 0)]
+                is_trap = (at >= 0) & trap.any(axis=1)
+                if len(is_trap) and is_trap.mean() > best and not len(table.data) % size:
+                    best, result = is_trap.mean(), at[is_trap & (entries[:, flags] & WARNING > 0)]
         return result
 
-    def _known_slots(self, program: Program) -> tuple[Array, Array]:
+    def _constant_slots(self, program: Program) -> tuple[Array, Array]:
         slots, targets = [program.slot_address], [program.slot_target]
         for section in program.sections:
             if section.name.startswith(".got"):
@@ -186,9 +186,9 @@ class Code:
                 slots.append(places + np.uint64(section.address))
                 targets.append(program.load(slots[-1]))
         slot, target = np.concatenate(slots), np.concatenate(targets)
-        known = self.offset(target) >= 0
-        slot, first = np.unique(slot[known], return_index=True)
-        return slot, target[known][first]
+        in_code = self.offset(target) >= 0
+        slot, first = np.unique(slot[in_code], return_index=True)
+        return slot, target[in_code][first]
 
 
 JUMPED = 64
@@ -217,9 +217,9 @@ def local_calls(code: Code, at: Array, length: Array, offset: Array) -> tuple[Ar
     gone[rows] = _pops(code, offset[rows])
     rows = np.flatnonzero((offset >= 0) & (ahead < 0) & (ahead > -JUMPED))
     target = retpolines(code, offset[rows])
-    known = target >= 0
-    behind = target[known] + _store(code) + 1
-    local[rows[known]] = behind == at[rows[known]]
+    is_retpoline = target >= 0
+    behind = target[is_retpoline] + _store(code) + 1
+    local[rows[is_retpoline]] = behind == at[rows[is_retpoline]]
     return local, gone
 
 
@@ -310,7 +310,7 @@ def register_calls(
     # FF /2 and FF /4 of a register.
     direct = (data[at] == 0xFF) & np.isin(form & 0xF8, (0xD0, 0xE0)) & (code.bits == 64)
     rows, register = rows[direct], (form[direct] & 7) | extended[direct] << 3
-    found, address = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+    calls, address = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
     before = rows.copy()
     for _ in range(BACK):
         joins = (before > 0) & (flow[before - 1] == 0)
@@ -323,8 +323,8 @@ def register_calls(
         moves &= (length[before] == MOVABS) & (number == register)
         cells = data[at[moves][:, None] + np.arange(2, MOVABS)]
         value = cells.view("<u8")[:, 0].astype(np.uint64)
-        known = code.executable(value)
-        found.append(rows[moves][known])
-        address.append(value[known])
+        in_code = code.executable(value)
+        calls.append(rows[moves][in_code])
+        address.append(value[in_code])
         rows, register, before = rows[~moves], register[~moves], before[~moves]
-    return np.concatenate(found), np.concatenate(address)
+    return np.concatenate(calls), np.concatenate(address)

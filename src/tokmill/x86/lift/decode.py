@@ -88,17 +88,17 @@ class Instructions:
 
     def sweep(self) -> None:
         """Decode all code from the beginning of each section to its end."""
-        found, parts, count = [self._columns(np.zeros(0, np.int32), np.zeros(0, np.uint8))], [], 0
+        columns, parts, count = [self._columns(np.zeros(0, np.int32), np.zeros(0, np.uint8))], [], 0
         for part in self._swept():
             # Small sections are classified together: an object may have thousands.
             parts.append(part)
             count += len(part[0])
             if count >= BATCH:
-                found.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
+                columns.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
                 parts, count = [], 0
         if parts:
-            found.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
-        self._add(found)
+            columns.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
+        self._add(columns)
 
     def _swept(self) -> Iterator[tuple[Array, Array]]:
         """Yield offsets and marks of instructions, at most `BATCH` of a section at a time."""

@@ -82,16 +82,16 @@ class Ranges:
         at = np.searchsorted(borders, offsets, side="right") - 1
         low, high = borders[at], borders[np.minimum(at + 1, len(borders) - 1)]
         number = self.number(offsets)
-        known = number >= 0
-        low[known], high[known] = self.start[number[known]], self.stop[number[known]]
+        in_range = number >= 0
+        low[in_range], high[in_range] = self.start[number[in_range]], self.stop[number[in_range]]
         return low, high
 
 
 def gaps(ways: Ways) -> tuple[Array, Array]:
     """Return the offsets (begin, end) of unreached code without known data, by section."""
     instructions = ways.instructions
-    mine = ways.first <= ways.last
-    first, last = ways.first[mine], ways.last[mine]
+    reached = ways.first <= ways.last
+    first, last = ways.first[reached], ways.last[reached]
     code = instructions.code
     begin = np.concatenate([instructions.start[first].astype(np.int64), code.edge, code.data_begin])
     stop = instructions.start[last] + instructions.length[last].astype(np.int64)
@@ -129,10 +129,10 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
         may = ~np.isin(first, FILLS) & (instructions.code.address(here) % ALIGNMENT == 0)
         aligned[open_[may]] = here[may]
         begin[open_] += instructions.length[rows]
-    found = np.minimum(begin, end)
+    start = np.minimum(begin, end)
     late = (aligned >= 0) & (begin < end) & (instructions.code.address(begin) % ALIGNMENT != 0)
-    found[late] = aligned[late]
-    return np.where(over & (found < behind), where, found)
+    start[late] = aligned[late]
+    return np.where(over & (start < behind), where, start)
 
 
 def is_padding(instructions: Instructions, rows: Array) -> Array:
@@ -225,18 +225,18 @@ class DataUses:
         """Return the offsets that an instruction takes and a later one uses as a base."""
         instructions = ways.instructions
         offset = code.offset(tables.constant)
-        mine = np.flatnonzero(offset >= 0)
-        mine = mine[~_reached(ways, offset[mine])]
-        rows = instructions.row(tables.at[mine])
+        constants = np.flatnonzero(offset >= 0)
+        constants = constants[~_reached(ways, offset[constants])]
+        rows = instructions.row(tables.at[constants])
         reached = ways.reached(rows)
-        found = []
-        for one, row in zip(mine[reached].tolist(), rows[reached].tolist(), strict=True):
+        bases = []
+        for one, row in zip(constants[reached].tolist(), rows[reached].tolist(), strict=True):
             key = (int(tables.at[one]), int(offset[one]))
             if key not in self._based:
                 self._based[key] = _is_base(instructions, row, int(tables.register[one]))
             if self._based[key]:
-                found.append(key[1])
-        return np.asarray(found, np.int64)
+                bases.append(key[1])
+        return np.asarray(bases, np.int64)
 
 
 def _reached(ways: Ways, offsets: Array) -> Array:
@@ -282,11 +282,11 @@ class Findings:
         self.data_uses = DataUses(self.code)
         self.ranges = Ranges(program, self.instructions)
         self.tables = Tables(program, self.instructions)
-        self.starts = self._known_starts()
+        self.starts = self._listed_starts()
         """i8, ascending: offsets of known functions and parts of functions."""
         self.roots = distinct(self.code.offset(program.unwind.pad))
         """i8, ascending: offsets of further code within functions, such as landing pads."""
-        self.found = np.zeros(0, np.int64)
+        self.discovered = np.zeros(0, np.int64)
         """i8, ascending: those of `starts` that the search has found."""
         self.quiet = np.zeros(0, np.int64)
         """i8, ascending: offsets of calls whose callee does not return, found by following it."""
@@ -304,11 +304,11 @@ class Findings:
         self.cut_short: list[str] = []
         """Searches that were ended early."""
 
-    def _known_starts(self) -> Array:
+    def _listed_starts(self) -> Array:
         program = self.program
-        found = [program.function_address, program.fragments, program.starts]
-        found.append(np.asarray([program.entry], np.uint64))
-        offsets = self.code.offset(np.concatenate(found))
+        addresses = [program.function_address, program.fragments, program.starts]
+        addresses.append(np.asarray([program.entry], np.uint64))
+        offsets = self.code.offset(np.concatenate(addresses))
         offsets = np.concatenate([offsets, self.ranges.unwind_start])
         return distinct(offsets[offsets >= 0])
 

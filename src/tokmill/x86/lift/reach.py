@@ -57,14 +57,14 @@ class Ways:
         order = np.argsort(source, kind="stable")
         source, offset = source[order], offset[order]
         target = instructions.row(offset)
-        found = target >= 0
-        self.source = source[found]
+        decoded = target >= 0
+        self.source = source[decoded]
         """(W,) i8, ascending: rows with a way other than falling through."""
-        self.target = target[found]
+        self.target = target[decoded]
         """(W,) i8, the rows to which these ways lead."""
         self._into = np.argsort(self.target, kind="stable")
         self._ordered_target = self.target[self._into]
-        self.missing_source, self.missing = source[~found], offset[~found]
+        self.missing_source, self.missing = source[~decoded], offset[~decoded]
         """Ways to places without an instruction: row, and offset (-1: not in code)."""
         self.call = instructions.transfer[calls]
         """(C,) i8, ascending: rows of direct calls."""
@@ -111,8 +111,8 @@ class Ways:
             called.append(self.callee[calls])
             callee = self.callee_row[calls]
             rows = np.concatenate([self.target[ways], callee[callee >= 0]])
-        found = distinct(*called)
-        self.called = found[found >= 0]
+        offsets = distinct(*called)
+        self.called = offsets[offsets >= 0]
 
     def lacking(self) -> Array:
         """Return the offsets to which reached code leads, but at which there is no instruction."""
@@ -138,19 +138,19 @@ class Ways:
         without passing a call that does not return. A function that only returns after calling
         itself never returns.
         """
-        known = np.flatnonzero((self.callee_row >= 0) & ~member(self.call, self.no_return))
-        call, callee = self.call[known], self.callee_row[known]
+        followed = np.flatnonzero((self.callee_row >= 0) & ~member(self.call, self.no_return))
+        call, callee = self.call[followed], self.callee_row[followed]
         heads = distinct(callee)
         own = np.searchsorted(heads, call, side="right") - 1
         doubtful = (own >= 0) & (callee == heads[own]) if len(heads) else np.zeros(0, bool)
         while True:
-            last, found = self._leading(rows, call[doubtful], callee[doubtful])
-            lost = callee > found[np.searchsorted(last, callee)]
+            last, leading = self._leading(rows, call[doubtful], callee[doubtful])
+            lost = callee > leading[np.searchsorted(last, callee)]
             if not (lost & ~doubtful).any():
                 break
             doubtful |= lost
         answer = np.ones(len(self.call), bool)
-        answer[known] = ~lost
+        answer[followed] = ~lost
         return answer
 
     def _leading(self, rows: Array, call: Array, callee: Array) -> tuple[Array, Array]:
@@ -164,7 +164,7 @@ class Ways:
         begin = np.concatenate([[0], last[:-1] + 1])
         goes_on = np.ones(len(last), bool)
         goes_on[np.searchsorted(last, self.last)] = False
-        found = np.full(len(last), -1, np.int64)
+        leading = np.full(len(last), -1, np.int64)
         by_callee = np.argsort(callee, kind="stable")
         ordered = callee[by_callee]
         comes_back, left_behind = np.zeros(len(call), bool), np.zeros(len(call), bool)
@@ -173,11 +173,11 @@ class Ways:
             part = np.searchsorted(last, rows)
             highest = np.ones(len(rows), bool)
             highest[:-1] = part[1:] != part[:-1]
-            highest &= rows > found[part]
+            highest &= rows > leading[part]
             rows, part = rows[highest], part[highest]
-            fresh = part[(found[part] < 0) & (part > 0)] - 1
-            low = np.maximum(found[part] + 1, begin[part])
-            found[part] = rows
+            fresh = part[(leading[part] < 0) & (part > 0)] - 1
+            low = np.maximum(leading[part] + 1, begin[part])
+            leading[part] = rows
             first = np.searchsorted(self._ordered_target, low)
             count = np.searchsorted(self._ordered_target, rows, side="right") - first
             before = self.source[self._into[expand(first, count)]]
@@ -194,7 +194,7 @@ class Ways:
                 is_call[is_call] = ~comes_back[at[is_call]]
                 before = np.concatenate([before[~is_call], call[now[left_behind[now]]]])
             rows = before
-        return last, found
+        return last, leading
 
 
 _LIBRARIES = {
@@ -323,17 +323,17 @@ def follow(ways: Ways, no_return: NoReturn) -> Array:
     return ways.call[~ways.returning(rows)]
 
 
-def _never_returns(name: str, known: frozenset[str]) -> bool:
+def _never_returns(name: str, names: frozenset[str]) -> bool:
     name = name.partition("@")[0].removesuffix(".abi0")
-    return name in known or PATTERN.match(name) is not None
+    return name in names or PATTERN.match(name) is not None
 
 
 def _places(tables: list[tuple[Array, list[str]]], test: Callable[[str], bool]) -> Array:
-    found = [
+    parts = [
         addresses[np.asarray([i for i, name in enumerate(names) if test(name)], np.int64)]
         for addresses, names in tables
     ]
-    return distinct(*found)
+    return distinct(*parts)
 
 
 def _status(program: Program, instructions: Instructions, rows: Array) -> Array:

@@ -56,35 +56,35 @@ def range_gaps(ways: Ways, ranges: Ranges) -> Array:
     begin, end = begin[begin < end], end[begin < end]
     keep = np.ones(len(begin), bool)
     rows = instructions.row(begin)
-    known = np.flatnonzero(rows >= 0)
-    stop = ways.last[ways.run(rows[known])]
-    keep[known] = instructions.flow[stop] != Flow.INVALID
+    decoded = np.flatnonzero(rows >= 0)
+    stop = ways.last[ways.run(rows[decoded])]
+    keep[decoded] = instructions.flow[stop] != Flow.INVALID
     return distinct(begin[keep])
 
 
-def trapped_starts(known: Findings, functions: Array) -> Array:
+def trapped_starts(findings: Findings, functions: Array) -> Array:
     """Return offsets outside of the ranges at multiples of 16 after INT3.
 
     Linkers and some compilers fill the space between functions with it, but never align loops so.
     """
-    instructions, code = known.instructions, known.code
+    instructions, code = findings.instructions, findings.code
     trap = np.flatnonzero(instructions.flow[:-1] == Flow.STOP)
     trap = trap[code.linked[instructions.start[trap]] == INT3]
     offsets = instructions.start[trap + 1].astype(np.int64)
     offsets = offsets[code.address(offsets) % ALIGNMENT == 0]
-    offsets, rows = _fresh(known, functions, code.address(offsets))
+    offsets, rows = _fresh(findings, functions, code.address(offsets))
     return offsets[instructions.flow[rows] != Flow.STOP]
 
 
-def hidden_starts(known: Findings) -> Array:
+def hidden_starts(findings: Findings) -> Array:
     """Return offsets outside of the ranges with a known address, which must be decoded.
 
     Because of data before them, the linear pass may not have found an instruction there.
     """
-    code, ways = known.code, known.ways
-    offsets = distinct(code.offset(np.concatenate([_taken(known), _pointed(known)])))
+    code, ways, ranges = findings.code, findings.ways, findings.ranges
+    offsets = distinct(code.offset(np.concatenate([_taken(findings), _pointed(findings)])))
     offsets = offsets[offsets >= 0]
-    offsets = offsets[(known.ranges.number(offsets) < 0) & (known.instructions.row(offsets) < 0)]
+    offsets = offsets[(ranges.number(offsets) < 0) & (findings.instructions.row(offsets) < 0)]
     begin, end = gaps(ways)
     at = np.searchsorted(begin, offsets, side="right") - 1
     offsets = offsets[(at >= 0) & (offsets < np.append(end, 0)[at])]
@@ -92,64 +92,64 @@ def hidden_starts(known: Findings) -> Array:
     return offsets[begins]
 
 
-def _taken(known: Findings) -> Array:
+def _taken(findings: Findings) -> Array:
     """Return the addresses (u8) that reached code takes, without labels."""
-    tables = known.tables
-    value = tables.constant[known.ways.reached(known.instructions.row(tables.at))]
+    tables = findings.tables
+    value = tables.constant[findings.ways.reached(findings.instructions.row(tables.at))]
     labels = np.asarray(sorted(tables.labels), np.uint64)
     return value[~member(value, labels)]
 
 
-def taken_starts(known: Findings, functions: Array) -> Array:
+def taken_starts(findings: Findings, functions: Array) -> Array:
     """Return offsets outside of the ranges whose address reached code takes."""
-    return _fresh(known, functions, _taken(known))[0]
+    return _fresh(findings, functions, _taken(findings))[0]
 
 
-def pointed_starts(known: Findings, functions: Array, *, doubtful: bool = False) -> Array:
+def pointed_starts(findings: Findings, functions: Array, *, doubtful: bool = False) -> Array:
     """Return offsets outside of the ranges that pointers in memory lead to.
 
     Such a pointer may also lead to a label within a function. So offsets that do not look like an
     entry are only returned if `doubtful`: the first in each gap, when the code before it is known.
     """
-    offsets, _ = _fresh(known, functions, _pointed(known))
-    begin, _ = gaps(known.ways)
+    offsets, _ = _fresh(findings, functions, _pointed(findings))
+    begin, _ = gaps(findings.ways)
     gap = np.searchsorted(begin, offsets, side="right") - 1
     first = np.ones(len(gap), bool)
     first[1:] = gap[1:] != gap[:-1]
-    no_label = _no_jump_between(known.instructions, begin[gap], offsets)
-    return offsets[(first & doubtful) | no_label | _looks(known.code, offsets)]
+    no_label = _no_jump_between(findings.instructions, begin[gap], offsets)
+    return offsets[(first & doubtful) | no_label | _looks(findings.code, offsets)]
 
 
-def _pointed(known: Findings) -> Array:
+def _pointed(findings: Findings) -> Array:
     """Return the targets of pointers in memory (u8)."""
     # Which pointers are jump tables depends on the decoded instructions, which change rarely.
-    decoded = len(known.instructions.start)
-    if known.pointed[0] != decoded:
-        known.pointed = decoded, distinct(known.program.pointers, _words(known))
-    return known.pointed[1]
+    decoded = len(findings.instructions.start)
+    if findings.pointed[0] != decoded:
+        findings.pointed = decoded, distinct(findings.program.pointers, _words(findings))
+    return findings.pointed[1]
 
 
-def _words(known: Findings) -> Array:
+def _words(findings: Findings) -> Array:
     """Return possible pointers to code in the data of a program with a fixed address (u8).
 
     Successive pointers that an instruction reads at a scaled index are a jump table.
     """
-    program, found = known.program, [np.zeros(0, np.uint64)]
-    tables = _scaled_tables(known.instructions)
+    program, pointers = findings.program, [np.zeros(0, np.uint64)]
+    tables = _scaled_tables(findings.instructions)
     for section in program.sections:
         if not program.fixed or section.execute:
             continue
         count = len(section.data) // program.word
         words = section.linked[: count * program.word].view(f"<u{program.word}").astype(np.uint64)
-        code = known.code.offset(words) >= 0
+        code = findings.code.offset(words) >= 0
         # The beginning of the successive pointers to which each word belongs.
         number = np.arange(count)
         begin = np.maximum.accumulate(np.where(code, 0, number + 1))
         table = ((tables - np.uint64(section.address)) // np.uint64(program.word)).astype(np.int64)
         table = distinct(table[(table >= 0) & (table < count)])
         last = np.append(-1, table)[np.searchsorted(table, number, side="right")]
-        found.append(words[code & (last < begin)])
-    return np.concatenate(found)
+        pointers.append(words[code & (last < begin)])
+    return np.concatenate(pointers)
 
 
 def _scaled_tables(instructions: Instructions) -> Array:
@@ -175,15 +175,15 @@ def _no_jump_between(instructions: Instructions, begin: Array, end: Array) -> Ar
     return np.searchsorted(jumps, begin) == np.searchsorted(jumps, end)
 
 
-def _fresh(known: Findings, functions: Array, address: Array) -> tuple[Array, Array]:
+def _fresh(findings: Findings, functions: Array, address: Array) -> tuple[Array, Array]:
     """Return offsets and rows of those addresses that are unreached code outside of the ranges."""
-    offsets = distinct(known.code.offset(address))
+    offsets = distinct(findings.code.offset(address))
     offsets = offsets[offsets >= 0]
-    offsets = offsets[(known.ranges.number(offsets) < 0) & ~member(offsets, functions)]
-    rows = known.instructions.row(offsets)
+    offsets = offsets[(findings.ranges.number(offsets) < 0) & ~member(offsets, functions)]
+    rows = findings.instructions.row(offsets)
     offsets, rows = offsets[rows >= 0], rows[rows >= 0]
-    ways = known.ways
-    keep = ~ways.reached(rows) & _sound(known, rows) & ~is_padding(known.instructions, rows)
+    ways = findings.ways
+    keep = ~ways.reached(rows) & _sound(findings, rows) & ~is_padding(findings.instructions, rows)
     return offsets[keep], rows[keep]
 
 
@@ -201,15 +201,15 @@ def _saves(code: Code, offsets: Array) -> Array:
     return ((head[:, 0] & 0xFE) == 0x48) & (head[:, 1] == 0x89) & ((head[:, 2] & 0xF8) == 0xC0)
 
 
-def tail_starts(known: Findings, functions: Array) -> Array:
+def tail_starts(findings: Findings, functions: Array) -> Array:
     """Return offsets outside of the ranges that are only jumped to, and only across functions."""
-    instructions, ways = known.instructions, known.ways
+    instructions, ways = findings.instructions, findings.ways
     # Most ways lead to places that cannot be one; these are removed first.
     wanted = np.zeros(len(instructions.start), bool)
     wanted[ways.target[instructions.flow[ways.source] == Flow.JUMP]] = True
     rows = np.flatnonzero(wanted)
     offsets = instructions.start[rows].astype(np.int64)
-    wanted[rows] = (known.ranges.number(offsets) < 0) & ~member(offsets, functions)
+    wanted[rows] = (findings.ranges.number(offsets) < 0) & ~member(offsets, functions)
     kept = np.flatnonzero(wanted[ways.target])
     kept = kept[ways.reached(ways.source[kept])]
     source, target = ways.source[kept], ways.target[kept]
@@ -221,7 +221,7 @@ def tail_starts(known: Findings, functions: Array) -> Array:
     )
     # A jump over padding leads to another function.
     end = from_ + instructions.length[source]
-    aligned = (offset > end + 1) & (known.code.address(offset) % ALIGNMENT == 0)
+    aligned = (offset > end + 1) & (findings.code.address(offset) % ALIGNMENT == 0)
     crossing |= aligned & (skip_padding(instructions, end, offset) == offset)
     # Jumps to retpolines may have a jump table, whose targets are not functions. The function
     # before a retpoline may jump to it too.
@@ -235,19 +235,19 @@ def tail_starts(known: Findings, functions: Array) -> Array:
     return instructions.start[candidates[~fallen]].astype(np.int64)
 
 
-def gap_starts(known: Findings, functions: Array) -> Array:
+def gap_starts(findings: Findings, functions: Array) -> Array:
     """Return offsets outside of the ranges at which unreached code begins like a function.
 
     It begins at a multiple of 16, after padding or at the beginning of a gap; or with ENDBR, or by
     setting up a frame pointer. In a program without landing pads, unreached code is a function in
     any case, if the whole gap is plausible.
     """
-    instructions, code, ways = known.instructions, known.code, known.ways
+    instructions, code, ways = findings.instructions, findings.code, findings.ways
     begin, end = gaps(ways)
     if not len(begin):
         return begin
     plausible = _plausible(ways, begin, end)
-    whole = plausible & (not _has_landing_pads(known.program))
+    whole = plausible & (not _has_landing_pads(findings.program))
     gap = np.arange(len(begin))
     # After an instruction that does not fall through something new begins. It is a function if no
     # decoded code leads there.
@@ -260,14 +260,14 @@ def gap_starts(known: Findings, functions: Array) -> Array:
     start = skip_padding(instructions, place, end[gap])
     padded = start > place
     rows = instructions.row(start)
-    keep = (start < end[gap]) & (known.ranges.number(start) < 0) & (rows >= 0)
+    keep = (start < end[gap]) & (findings.ranges.number(start) < 0) & (rows >= 0)
     # If a jump leads to unknown places of its function, the following code may be these places.
-    unknown = np.fromiter(known.computed, np.int64, len(known.computed))
+    unknown = np.fromiter(findings.computed, np.int64, len(findings.computed))
     doubtful = distinct(np.searchsorted(functions, unknown, side="right"))
     keep &= ~member(np.searchsorted(functions, start), doubtful)
     looks = _looks(code, start)
     # After a call that does not return comes more code of the caller.
-    keep &= padded | looks | ~member(start, _behind_quiet(known))
+    keep &= padded | looks | ~member(start, _behind_quiet(findings))
     aligned = code.address(start) % ALIGNMENT == 0
     free = ~member(rows, distinct(ways.target))
     no_label = (looks & aligned) | _no_jump_between(instructions, begin[gap], start)
@@ -278,43 +278,43 @@ def gap_starts(known: Findings, functions: Array) -> Array:
     ordered = np.sort(place)
     behind = np.append(ordered, end[-1])[np.searchsorted(ordered, start, side="right")]
     good = _plausible(ways, start, np.minimum(behind, end[gap]), ends=False)
-    found = looks | (aligned & (padded | (first & ~_saves(code, start))) & good)
-    found |= whole[gap]
+    is_start = looks | (aligned & (padded | (first & ~_saves(code, start))) & good)
+    is_start |= whole[gap]
     # A small gap between two ranges is code as a whole, or not code.
-    between = member(end, known.ranges.start) & (end - begin <= FEW)
-    found &= plausible[gap] | ~between[gap]
-    found &= _sound(known, rows) & (instructions.flow[rows] != Flow.STOP)
-    called = _called_from(known, functions, begin[plausible], end[plausible])
-    return distinct(start[found], called)
+    between = member(end, findings.ranges.start) & (end - begin <= FEW)
+    is_start &= plausible[gap] | ~between[gap]
+    is_start &= _sound(findings, rows) & (instructions.flow[rows] != Flow.STOP)
+    called = _called_from(findings, functions, begin[plausible], end[plausible])
+    return distinct(start[is_start], called)
 
 
-def _called_from(known: Findings, functions: Array, begin: Array, end: Array) -> Array:
+def _called_from(findings: Findings, functions: Array, begin: Array, end: Array) -> Array:
     """Return offsets outside of the ranges that are called by code between some offsets."""
-    ways = known.ways
-    call = known.instructions.start[ways.call].astype(np.int64)
+    ways = findings.ways
+    call = findings.instructions.start[ways.call].astype(np.int64)
     gap = np.searchsorted(begin, call, side="right") - 1
     inside = (gap >= 0) & (call < np.append(end, 0)[gap])
     called = ways.callee[inside]
-    return _fresh(known, functions, known.code.address(called[called >= 0]))[0]
+    return _fresh(findings, functions, findings.code.address(called[called >= 0]))[0]
 
 
-def silent_gaps(known: Findings, functions: Array) -> Array:
+def silent_gaps(findings: Findings, functions: Array) -> Array:
     """Return offsets, outside of the ranges, of code after calls that do not return.
 
     The compiler did not know that they do not return, so it wrote code there.
     """
-    begin, _ = gaps(known.ways)
-    begin = begin[(known.ranges.number(begin) < 0) & member(begin, _behind_quiet(known))]
-    begin = begin[~member(begin, functions) & ~_looks(known.code, begin)]
-    rows = known.instructions.row(begin)
+    begin, _ = gaps(findings.ways)
+    begin = begin[(findings.ranges.number(begin) < 0) & member(begin, _behind_quiet(findings))]
+    begin = begin[~member(begin, functions) & ~_looks(findings.code, begin)]
+    rows = findings.instructions.row(begin)
     begin, rows = begin[rows >= 0], rows[rows >= 0]
-    return begin[~is_padding(known.instructions, rows) & _sound(known, rows)]
+    return begin[~is_padding(findings.instructions, rows) & _sound(findings, rows)]
 
 
-def _behind_quiet(known: Findings) -> Array:
-    instructions = known.instructions
-    rows = instructions.row(known.quiet)
-    return known.quiet + instructions.length[rows]
+def _behind_quiet(findings: Findings) -> Array:
+    instructions = findings.instructions
+    rows = instructions.row(findings.quiet)
+    return findings.quiet + instructions.length[rows]
 
 
 def _has_landing_pads(program: Program) -> bool:
@@ -348,30 +348,30 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
     return result
 
 
-def _sound(known: Findings, rows: Array) -> Array:
+def _sound(findings: Findings, rows: Array) -> Array:
     """Return which rows begin a run with a valid end, no part of which is used as data."""
-    instructions, ways = known.instructions, known.ways
+    instructions, ways = findings.instructions, findings.ways
     last = ways.last[ways.run(rows)] if len(rows) else rows
     result: Array = instructions.flow[last] != Flow.INVALID
     if result.any():
-        used = known.data_uses.find(known.code, known.ways, known.tables)
+        used = findings.data_uses.find(findings.code, findings.ways, findings.tables)
         end = instructions.start[last].astype(np.int64) + instructions.length[last]
         result &= np.searchsorted(used, instructions.start[rows]) == np.searchsorted(used, end)
     return result
 
 
-def branched_to(known: Findings, returns: Array, candidates: Array) -> Array:
+def branched_to(findings: Findings, returns: Array, candidates: Array) -> Array:
     """Return which starts of ranges are only reached by conditional branches of other code.
 
     `returns`: ascending offsets of the blocks that return.
     """
-    ways, instructions, code = known.ways, known.instructions, known.code
+    ways, instructions, code = findings.ways, findings.instructions, findings.code
     reached = ways.reached(ways.source)
     branch = reached & (instructions.flow[ways.source] == Flow.BRANCH)
     target = instructions.start[ways.target].astype(np.int64)
     candidates = candidates[member(candidates, distinct(target[branch]))]
-    taken = code.offset(known.program.pointers)
-    tables = known.tables
+    taken = code.offset(findings.program.pointers)
+    tables = findings.tables
     used = ways.reached(instructions.row(tables.at))
     taken = np.concatenate([taken, code.offset(tables.constant[used])])
     candidates = candidates[~member(candidates, distinct(taken))]
@@ -380,11 +380,11 @@ def branched_to(known: Findings, returns: Array, candidates: Array) -> Array:
     padded = is_padding(instructions, before) & (code.address(candidates) % ALIGNMENT == 0)
     candidates = candidates[~padded]
     # A conditional branch can also be a tail call of a function, which then returns itself.
-    number = known.ranges.number(candidates)
-    stop = (known.ranges.stop if len(known.ranges.stop) else np.asarray([code.size]))[number]
+    number = findings.ranges.number(candidates)
+    stop = (findings.ranges.stop if len(findings.ranges.stop) else np.asarray([code.size]))[number]
     ends = np.searchsorted(returns, candidates) < np.searchsorted(returns, stop)
     from_ = instructions.start[ways.source].astype(np.int64)
-    inside = known.ranges.number(from_)
-    leaves = (inside >= 0) & (inside != known.ranges.number(target))
-    back = member(candidates, known.ranges.start[distinct(inside[leaves])])
+    inside = findings.ranges.number(from_)
+    leaves = (inside >= 0) & (inside != findings.ranges.number(target))
+    back = member(candidates, findings.ranges.start[distinct(inside[leaves])])
     return candidates[~ends | back]

@@ -160,7 +160,7 @@ def _rows(tables: dict[Literal[32, 64], _Table]) -> Iterator[list[tuple[Any, ...
     decoders = iced.Decoder
     for first in range(0, len(order), ROWS):
         rows = order[first : first + ROWS]
-        found = []
+        batch = []
         for key, width, count, programs_with in zip(
             keys[rows].tolist(),
             bits[rows].tolist(),
@@ -172,8 +172,8 @@ def _rows(tables: dict[Literal[32, 64], _Table]) -> Iterator[list[tuple[Any, ...
             instruction = decoders(width, raw).decode()
             code = code_names[instruction.code]
             text = formatter.format(instruction)
-            found.append((text, raw.hex(), code, width, count, programs_with))
-        yield found
+            batch.append((text, raw.hex(), code, width, count, programs_with))
+        yield batch
 
 
 def _csv(rows: Iterator[list[tuple[Any, ...]]]) -> Iterator[bytes]:

@@ -152,14 +152,14 @@ class TokmillRules:
         }
 
     def _prefixes(self, instruction: iced.Instruction) -> list[str]:
-        found = [
+        has_prefix = [
             instruction.has_lock_prefix,
             instruction.has_rep_prefix,
             instruction.has_repne_prefix,
             names("Register")[instruction.segment_prefix] == "DS"
             and (instruction.is_jmp_near_indirect or instruction.is_call_near_indirect),
         ]
-        return [prefix for prefix, there in zip(PREFIXES, found, strict=True) if there]
+        return [prefix for prefix, there in zip(PREFIXES, has_prefix, strict=True) if there]
 
     def _memory(
         self, line: _Line, instruction: iced.Instruction, used: Used, kind: str, access: str

@@ -104,19 +104,19 @@ def _unnamed(compared: Compared, pairs: Pairs, same: Array) -> list[DataChange]:
         odd &= a.memory.names(a.address[pairs.a])[0] < 0
     rows = np.flatnonzero(odd)
     places = a.address[pairs.a[rows]], b.address[pairs.b[rows]]
-    found: dict[tuple[int, int], DataChange] = {}
+    changes: dict[tuple[int, int], DataChange] = {}
     for row, one, other in zip(rows.tolist(), *(p.tolist() for p in places), strict=True):
-        if (one, other) in found:
+        if (one, other) in changes:
             continue
         width = int(a.width[pairs.a[row]])
         sizes = [
-            width if width > 0 else int(side.memory.room(np.asarray([at], np.uint64))[0][0])
+            width if width > 0 else int(side.memory.extent(np.asarray([at], np.uint64))[0][0])
             for side, at in zip(compared.sides, (one, other), strict=True)
         ]
         change = _change(compared, "", (one, other), (sizes[0], sizes[1]))
         if change is not None:
-            found[one, other] = change
-    return [found[key] for key in sorted(found)]
+            changes[one, other] = change
+    return [changes[key] for key in sorted(changes)]
 
 
 def _change(

@@ -97,10 +97,10 @@ class Operands:
         memory = self.memory
         here = np.flatnonzero(memory.linked_at(self.address) & (self.width >= 0))
         here = here[~member(self.address[here], self.graph.import_slot)]
-        held, known = memory.values(self.address[here], np.full(len(here), memory.word))
-        known &= held > 0
-        here = here[known]
-        self.address[here], self.width[here], self.text[here] = held[known], 0, -1
+        pointer, in_file = memory.values(self.address[here], np.full(len(here), memory.word))
+        in_file &= pointer > 0
+        here = here[in_file]
+        self.address[here], self.width[here], self.text[here] = pointer[in_file], 0, -1
 
     def kinds_at(self, address: Array) -> tuple[Array, Array]:
         """Return what lies at addresses, as `kind` and `number`; of strings it does not know."""
@@ -115,11 +115,11 @@ class Operands:
         """Return what lies at the targets of all pointers in data, as `kind` and `number`."""
         graph = self.graph
         kind, number = self.kinds_at(graph.pointer_target)
-        known = np.asarray([text != "" for text in graph.pointer_text], bool)
-        strings = known & (kind == DATA) & ~member(graph.pointer_target, graph.pointer_address)
+        has_text = np.asarray([text != "" for text in graph.pointer_text], bool)
+        strings = has_text & (kind == DATA) & ~member(graph.pointer_target, graph.pointer_address)
         kind[strings] = STRING
         texts = hash_texts([text for text in graph.pointer_text if text]).view(np.int64)
-        number[strings] = texts[np.cumsum(known)[strings] - 1]
+        number[strings] = texts[np.cumsum(has_text)[strings] - 1]
         return kind, number
 
     def block_tables(self, numbers: Array) -> Array:
@@ -224,9 +224,9 @@ class Compared:
             score = votes + CONTENT * content + SHIFT * common
             self._partner = _partners(one[free], two[free], score[free])
             self._count_unverified(pairs, rows, one[free], two[free])
-        place, known = find(self._partner[0], one)
+        place, has_partner = find(self._partner[0], one)
         best = np.zeros(len(keys), bool)
-        best[known] = self._partner[1][place[known]] == two[known]
+        best[has_partner] = self._partner[1][place[has_partner]] == two[has_partner]
         same = np.where(constant, content, np.where(named, same_name, best & content))
         result[rows] = same[number.reshape(-1)]
         return result
@@ -274,12 +274,12 @@ class Compared:
             for memory, address in zip(memories, (one, other), strict=True)
         )
         same[short] = (left == right) & (in_a == in_b)
-        (room_a, known_a), (room_b, known_b) = (
-            memory.room(address[rest])
+        (extent_a, exact_a), (extent_b, exact_b) = (
+            memory.extent(address[rest])
             for memory, address in zip(memories, (one, other), strict=True)
         )
-        whole = (width[rest] > 0) | ~(known_a & known_b) | (room_a == room_b)
-        size = np.where(width[rest] > 0, width[rest], np.minimum(room_a, room_b))
+        whole = (width[rest] > 0) | ~(exact_a & exact_b) | (extent_a == extent_b)
+        size = np.where(width[rest] > 0, width[rest], np.minimum(extent_a, extent_b))
         # Words that hold addresses are compared by what is there.
         holds = np.zeros(len(rest), bool)
         for side, address in zip(self.sides, (one, other), strict=True):
@@ -308,7 +308,7 @@ class Compared:
         """
         if self._same_distances(a, b, first, second, depth):
             return -1
-        found = []
+        differences = []
         bare, holds = [], []
         for side, address, content in zip(self.sides, (a, b), (first, second), strict=True):
             places = side.graph.pointer_address
@@ -320,11 +320,11 @@ class Compared:
             bare[-1][cells[cells < len(content)]] = 0
             holds.append((at, np.arange(low, high)))
         size = min(len(first), len(second))
-        found += np.flatnonzero(bare[0][:size] != bare[1][:size])[:1].tolist()
+        differences += np.flatnonzero(bare[0][:size] != bare[1][:size])[:1].tolist()
         if len(first) != len(second):
-            found.append(size)
+            differences.append(size)
         (at_a, rows_a), (at_b, rows_b) = holds
-        found += np.setxor1d(at_a, at_b)[:1].tolist()
+        differences += np.setxor1d(at_a, at_b)[:1].tolist()
         both, in_a, in_b = np.intersect1d(at_a, at_b, return_indices=True)
         one, other = (
             (kind[rows], number[rows])
@@ -342,8 +342,8 @@ class Compared:
         if depth and len(data):
             fixed = self.constant(0, targets[0]) & self.constant(1, targets[1])
             same[data[fixed]] = self._same_targets(targets[0][fixed], targets[1][fixed], depth - 1)
-        found += both[~same][:1].tolist()
-        return min(found, default=-1)
+        differences += both[~same][:1].tolist()
+        return min(differences, default=-1)
 
     def _same_strings(self, a: int, b: int, table: Array) -> bool:
         """Return whether equal bytes lead to equal strings, if they are distances to strings."""
@@ -353,14 +353,14 @@ class Compared:
         head = self.sides[0].memory.read(first - 1, 2).tobytes()
         if len(head) < 2 or head[0] or not 0x20 <= head[1] < 0x7F:
             return True
-        found = []
+        by_side = []
         for side, address in zip(self.sides, (a, b), strict=True):
             target = table.view("<i4").astype(np.int64).astype(np.uint64) + np.uint64(address)
             texts = side.memory.strings(target)
             if texts is None:
                 return True
-            found.append(texts)
-        return found[0] == found[1]
+            by_side.append(texts)
+        return by_side[0] == by_side[1]
 
     def _same_targets(self, one: Array, other: Array, depth: int) -> Array:
         """Return which pairs of addresses have the same bytes, each pair compared once."""

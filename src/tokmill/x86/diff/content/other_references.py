@@ -181,7 +181,7 @@ def _data_text(side: Operands, operand: int) -> str:
         int(column[operand]) for column in (side.address, side.width, side.kind)
     )
     what = {TABLE: "jump table", CODE: "code"}.get(kind, "data")
-    size = width if width > 0 else int(side.memory.room(np.asarray([address], np.uint64))[0][0])
+    size = width if width > 0 else int(side.memory.extent(np.asarray([address], np.uint64))[0][0])
     content = side.memory.read(address, min(size, SHOWN)) if kind == DATA else np.zeros(0, "u1")
     raw = content.tobytes()
     if width > 0 and len(raw) == width and (number := _number(side, operand, raw)):

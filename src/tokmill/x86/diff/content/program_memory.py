@@ -65,12 +65,12 @@ class Memory:
         place = np.searchsorted(self.code, address, side="right") - 1
         nearest = self.code[place] if len(self.code) else np.zeros(len(address), np.uint64)
         code = (place >= 0) & (nearest > self.begin[at])
-        found: Array = (at >= 0) & ~(code & (address >= self.end[at]))
-        return found & ~self.linked_at(address)
+        inside: Array = (at >= 0) & ~(code & (address >= self.end[at]))
+        return inside & ~self.linked_at(address)
 
     def values(self, address: Array, width: Array) -> tuple[Array, Array]:
         """Return the numbers (u8) of 1 to 8 bytes at addresses, and which are in the file."""
-        found, there = np.zeros(len(address), np.uint64), np.zeros(len(address), bool)
+        numbers, there = np.zeros(len(address), np.uint64), np.zeros(len(address), bool)
         section = self.section(address)
         for number in distinct(section[section >= 0]).tolist():
             content = self.graph.data[number]
@@ -79,8 +79,8 @@ class Memory:
             there[rows] = place + width[rows] <= len(content)
             cells = content[np.minimum(place[:, None] + np.arange(8), len(content) - 1)]
             cells[np.arange(8) >= width[rows][:, None]] = 0
-            found[rows] = cells.view("<u8")[:, 0]
-        return found, there
+            numbers[rows] = cells.view("<u8")[:, 0]
+        return numbers, there
 
     def names(self, address: Array) -> tuple[Array, Array]:
         """Return the symbol (i8, -1: none) that each address is in, and how far (i8)."""
@@ -94,7 +94,7 @@ class Memory:
         there = (address >= self.starts[first]) & (inside < np.maximum(size, 1))
         return np.where(there, symbol, -1), inside
 
-    def room(self, address: Array) -> tuple[Array, Array]:
+    def extent(self, address: Array) -> tuple[Array, Array]:
         """Return how many bytes lie at addresses before something else may begin: (n,) i8.
 
         And for which a symbol says it: bool.
@@ -103,8 +103,8 @@ class Memory:
         bound = np.append(self.bounds, np.uint64((1 << 64) - 1))[at]
         symbol, inside = self.names(address)
         size = self.graph.symbol_size[symbol].astype(np.int64) if len(self.starts) else inside
-        known = (symbol >= 0) & (size > inside)
-        return np.where(known, size - inside, (bound - address).astype(np.int64)), known
+        exact = (symbol >= 0) & (size > inside)
+        return np.where(exact, size - inside, (bound - address).astype(np.int64)), exact
 
     def read(self, address: int, size: int) -> Array:
         """Return up to so many bytes at an address; none where none are in the file."""

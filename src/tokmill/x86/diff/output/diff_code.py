@@ -59,8 +59,8 @@ class Code(msgspec.Struct, array_like=True):
 
 def shown(text: str, most: int) -> str:
     """Return text of a program that is safe to show: no control characters, and cut off."""
-    found = one_line(text[: most + 1])
-    return found[: most - 1] + "…" if len(found) > most else found
+    line = one_line(text[: most + 1])
+    return line[: most - 1] + "…" if len(line) > most else line
 
 
 def names_of(graph: Graph) -> list[str]:
@@ -78,7 +78,7 @@ class Listing:
     def __init__(self, graph: Graph, names: list[str], match: Array) -> None:
         """`match` (F,) i8: the number of each function's match; -1 for none."""
         self.graph, self.names = graph, names
-        self.others: dict[int, str] = {}
+        self.other_texts: dict[int, str] = {}
         """Address of an instruction of the function that is shown, with an operand that refers to
         something else than its counterpart → to what, in words."""
         # Targets of calls: the text that is shown, and the key by which they are compared.
@@ -145,7 +145,7 @@ class Listing:
             at = instruction.ip_rel_memory_address
             if at in self.targets:
                 operands, key = f"{operands}  ; {self.targets[at][0]}", self.targets[at][1]
-        if other := self.others.get(instruction.ip):
+        if other := self.other_texts.get(instruction.ip):
             operands += "" if other in operands else f"  ; {other}"
             key += f" of {id(self)}"
         return f"{mnemonic} {operands}".rstrip(), f"{mnemonic} {key}"
@@ -170,26 +170,26 @@ class SideBySide:
         if diff.similarity[number] == 1:
             return Code([block for block, _ in _function(self.a, one, to_b)], [])
         to_a = {b: a for a, b in to_b.items()}
-        found = diff.references
-        rows = slice(*np.searchsorted(found.match, [number, number + 1]).tolist())
-        for listing, places, texts in ((self.a, found.a, found.old), (self.b, found.b, found.new)):
+        refs = diff.references
+        rows = slice(*np.searchsorted(refs.match, [number, number + 1]).tolist())
+        for listing, places, texts in ((self.a, refs.a, refs.old), (self.b, refs.b, refs.new)):
             words = (shown(text, LONGEST_STRING) for text in texts[rows])
-            listing.others = dict(zip(places[rows].tolist(), words, strict=True))
-        mine, theirs = _function(self.a, one, to_b), _function(self.b, other, to_a)
+            listing.other_texts = dict(zip(places[rows].tolist(), words, strict=True))
+        code_a, code_b = _function(self.a, one, to_b), _function(self.b, other, to_a)
         same = (diff.block_similarity[pairs] == 1).tolist()
         for a, b, unchanged in zip(*there, same, strict=True):
             if unchanged:
                 continue
-            (block_a, keys_a), (block_b, keys_b) = mine[a], theirs[b]
+            (block_a, keys_a), (block_b, keys_b) = code_a[a], code_b[b]
             # Targets of jumps are block numbers; on the other side, those of the partners.
             keys_b = [_jump(key, to_a) for key in keys_b]
             block_a.marks, block_b.marks = marks(keys_a, keys_b)
-        self.a.others = self.b.others = {}
-        for side in (mine, theirs):
+        self.a.other_texts = self.b.other_texts = {}
+        for side in (code_a, code_b):
             for block, keys in side:
                 if block.partner < 0:
                     block.marks = ALONE * len(keys)
-        return Code([block for block, _ in mine], [block for block, _ in theirs])
+        return Code([block for block, _ in code_a], [block for block, _ in code_b])
 
     def alone(self, side: Literal["a", "b"], function: int) -> Code:
         listing = self.a if side == "a" else self.b

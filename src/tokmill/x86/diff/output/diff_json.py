@@ -131,12 +131,12 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
     similar = _rounded(diff.block_similarity)
     reasons = diff.block_reason.tolist()
     bounds = diff.match_blocks.tolist()
-    others = diff.references
-    all_others = [
+    refs = diff.references
+    references = [
         Reference(*row)
-        for row in zip(others.a.tolist(), others.b.tolist(), others.old, others.new, strict=True)
+        for row in zip(refs.a.tolist(), refs.b.tolist(), refs.old, refs.new, strict=True)
     ]
-    ends = np.searchsorted(others.match, np.arange(len(diff.function_a) + 1)).tolist()
+    ends = np.searchsorted(refs.match, np.arange(len(diff.function_a) + 1)).tolist()
     levels = np.where(diff.references_only, 1, 2 * diff.changed).tolist()
     matched = []
     columns = (diff.function_a, diff.function_b, diff.reason)
@@ -163,7 +163,7 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
                     )
                     for i in inside
                 ],
-                references=all_others[ends[number] : ends[number + 1]],
+                references=references[ends[number] : ends[number + 1]],
                 deleted=gone.get(one, []),
                 inserted=new.get(other, []),
             )
@@ -179,9 +179,9 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
     )
 
 
-def write_diff(path: Path | str, found: DiffFile) -> None:
+def write_diff(path: Path | str, diff: DiffFile) -> None:
     """Write `diff.json`; atomic."""
-    write_file(path, msgspec.json.encode(found) + b"\n")
+    write_file(path, msgspec.json.encode(diff) + b"\n")
 
 
 def _program(graph: Graph, digest: str) -> Program:

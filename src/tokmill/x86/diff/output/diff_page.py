@@ -130,17 +130,17 @@ def _about(graph: Graph, name: str) -> dict[str, str]:
     return {"name": shown(name, LONGEST_NAME), "facts": ", ".join(filter(None, facts))}
 
 
-def _other(found: ProgramChanges) -> list[tuple[str, list[str]]]:
+def _other(changes: ProgramChanges) -> list[tuple[str, list[str]]]:
     """Return what changed outside of functions: titles, and lines of text."""
     data = [
         f"{shown(one.name, LONGEST_NAME) or 'data'} at {one.a:x} → {one.b:x}, {one.size_a:,} → "
         f"{one.size_b:,} bytes, at +{one.first:#x}: {one.old or 'nothing'} → {one.new or 'nothing'}"
-        for one in found.data
+        for one in changes.data
     ]
     return [
         ("data changed", data),
         *(
-            (f"{what} {how}", [shown(n, LONGEST_NAME) for n in getattr(found, f"{what}_{how}")])
+            (f"{what} {how}", [shown(n, LONGEST_NAME) for n in getattr(changes, f"{what}_{how}")])
             for what in ("imports", "exports")
             for how in ("deleted", "inserted")
         ),
@@ -197,21 +197,21 @@ def _alone(listing: Listing, number: int, kind: int) -> Row:
 
 def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> list[Code]:
     """Return the code of the first rows that fits; set its numbers in the rows."""
-    found: list[Code] = []
+    codes: list[Code] = []
     size = 0
-    for row, code in _made(sides, rows):
+    for row, code in _with_code(sides, rows):
         length = len(msgspec.json.encode(code))
         if length > MOST_FUNCTION:
             continue
         if size + length > most:
             break
-        row.code = len(found)
-        found.append(code)
+        row.code = len(codes)
+        codes.append(code)
         size += length
-    return found
+    return codes
 
 
-def _made(sides: SideBySide, rows: list[tuple[Row, int]]) -> Iterator[tuple[Row, Code]]:
+def _with_code(sides: SideBySide, rows: list[tuple[Row, int]]) -> Iterator[tuple[Row, Code]]:
     sides_of: dict[int, Literal["a", "b"]] = {DELETED: "a", INSERTED: "b"}
     for row, number in rows:
         if row.kind in sides_of:

@@ -140,7 +140,7 @@ def _changed(a: Graph, b: Graph, diff: Diff, match: int, sizes: tuple[int, int])
 
 def references_of(diff: Diff, match: int) -> list[str]:
     """Return what the operands of a match refer to in both programs, `old → new`, each once."""
-    found = diff.references
-    low, high = np.searchsorted(found.match, [match, match + 1]).tolist()
-    pairs = zip(found.old[low:high], found.new[low:high], strict=True)
+    references = diff.references
+    low, high = np.searchsorted(references.match, [match, match + 1]).tolist()
+    pairs = zip(references.old[low:high], references.new[low:high], strict=True)
     return list(dict.fromkeys(f"{old}{ARROW}{new}" for old, new in pairs))

@@ -46,11 +46,11 @@ def add_facts(graph: Graph, program: Program) -> None:
     numbers: dict[str, int] = {}
     texts = _texts(program, address, length)
     number = [-1 if text is None else numbers.setdefault(text, len(numbers)) for text in texts]
-    found = np.asarray(number, np.int64)
-    graph.string, graph.strings = found[found >= 0].astype(np.uint32), list(numbers)
-    rows = place[found >= 0] // PLACES
+    string = np.asarray(number, np.int64)
+    graph.string, graph.strings = string[string >= 0].astype(np.uint32), list(numbers)
+    rows = place[string >= 0] // PLACES
     graph.block_strings = np.searchsorted(rows, graph.block_instructions).astype(np.int64)
-    graph.reference, graph.reference_place = address, place + TEXT * (found >= 0)
+    graph.reference, graph.reference_place = address, place + TEXT * (string >= 0)
     graph.facts = True
     data = [section for section in program.sections if not (section.execute and section.name)]
     if len(program.thread_data):
@@ -59,9 +59,9 @@ def add_facts(graph: Graph, program: Program) -> None:
     graph.data, graph.data_name = [one.linked for one in data], [one.name for one in data]
     graph.data_address = np.asarray([one.address for one in data], np.uint64)
     graph.data_constant = np.asarray([one.constant for one in data], bool)
-    others = np.flatnonzero(program.slot_target == 0)
-    graph.import_slot = program.slot_address[others]
-    graph.import_slot_name = [program.slot_name[row] for row in others.tolist()]
+    imported = np.flatnonzero(program.slot_target == 0)
+    graph.import_slot = program.slot_address[imported]
+    graph.import_slot_name = [program.slot_name[row] for row in imported.tolist()]
     _set_symbols(graph, program)
     add_pointers(graph, program)
 
@@ -74,8 +74,8 @@ def _texts(program: Program, address: Array, length: Array) -> list[str | None]:
         # What looks like a string of C is many of them, side by side.
         counted = counted_strings(program, address, length)
         return [counted.get(key) for key in zip(address.tolist(), length.tolist(), strict=True)]
-    known = strings_at(program, distinct(address))
-    return [known.get(at) for at in address.tolist()]
+    strings = strings_at(program, distinct(address))
+    return [strings.get(at) for at in address.tolist()]
 
 
 def _set_symbols(graph: Graph, program: Program) -> None:
@@ -130,24 +130,24 @@ def _portions(graph: Graph) -> list[tuple[int, int]]:
     return result
 
 
-def _lengths(found: Operands, block: Array) -> Array:
+def _lengths(ops: Operands, block: Array) -> Array:
     """Return for each instruction the number that one beside it moves somewhere: (n,) i8.
 
     One of the two after it, else one of the two before it, of the same block; 0 if none does, or
     if no string is so long.
     """
-    moves = (found.map == 0) & (found.immediate_size == 4)
-    moves &= ((found.opcode & 0xF8) == 0xB8) | (found.opcode == 0xC7)
-    moves &= (found.immediate >= FEWEST) & (found.immediate <= LONGEST_COUNTED)
-    value = np.where(moves, found.immediate, 0)
+    moves = (ops.map == 0) & (ops.immediate_size == 4)
+    moves &= ((ops.opcode & 0xF8) == 0xB8) | (ops.opcode == 0xC7)
+    moves &= (ops.immediate >= FEWEST) & (ops.immediate <= LONGEST_COUNTED)
+    value = np.where(moves, ops.immediate, 0)
     length = np.zeros(len(value), np.int64)
     for step in (1, 2, -1, -2):
         to, of = (
             (slice(-step), slice(step, None)) if step > 0 else (slice(-step, None), slice(step))
         )
-        beside = np.zeros(len(value), np.int64)
-        beside[to] = np.where(block[to] == block[of], value[of], 0)
-        length = np.where(length == 0, beside, length)
+        neighbour = np.zeros(len(value), np.int64)
+        neighbour[to] = np.where(block[to] == block[of], value[of], 0)
+        length = np.where(length == 0, neighbour, length)
     return length
 
 
@@ -179,7 +179,7 @@ class _Finder:
         length = graph.lengths[low:high]
         data = self._bytes(blocks)
         start = offsets(length.astype(np.int64))[:-1]
-        found = operands(data, start, length, graph.bits)
+        ops = operands(data, start, length, graph.bits)
         block = np.repeat(np.arange(len(count)), count)
         begin = np.repeat(graph.block_address[blocks], count)
         within = start - np.repeat(start[np.cumsum(count) - count], count) if len(count) else start
@@ -188,41 +188,41 @@ class _Finder:
             np.arange(last - first), np.diff(graph.function_blocks[first : last + 1])
         )
         function = of_block[block]
-        framed = self._framed(found, function)
+        framed = self._framed(ops, function)
         displaced, disp_constant, disp_address, direct = self._displacements(
-            found, end, framed, function
+            ops, end, framed, function
         )
-        used, number_constant, number_address = self._immediates(found, end)
+        used, number_constant, number_address = self._immediates(ops, end)
         for size, number, places in (
-            (found.size, found.displacement, (displaced, disp_constant, disp_address)),
-            (found.immediate_size, found.immediate, (used, number_constant, number_address)),
+            (ops.size, ops.displacement, (displaced, disp_constant, disp_address)),
+            (ops.immediate_size, ops.immediate, (used, number_constant, number_address)),
         ):
             thread = self.program.thread
             uses = function[member(displaced, self.program.thread_modules)]
             for rows, origin in (
-                (self._threaded(found, size, number, block, function), thread.stop),
-                (self._of_module(found, size, number, np.isin(function, uses)), thread.start),
+                (self._threaded(ops, size, number, block, function), thread.stop),
+                (self._of_module(ops, size, number, np.isin(function, uses)), thread.start),
             ):
                 places[0][rows] = np.uint64(origin) + number[rows].astype(np.uint64)
                 places[1][rows], places[2][rows] = False, True
         # Of an instruction the displacement comes first, as in its bytes.
-        value = np.stack([found.displacement, found.immediate], axis=1)
+        value = np.stack([ops.displacement, ops.immediate], axis=1)
         constant = np.stack([disp_constant, number_constant], axis=1)
         address = np.stack([displaced, used], axis=1)
         is_address = np.stack([disp_address, number_address], axis=1)
         places = PLACES * (low + np.arange(len(block)))[:, None] + np.arange(2)
         places[:, 0] += DIRECT * direct
         begins = graph.function_address[first:last]
-        grows = growth(found, self.program.word if graph.bits == 32 else 8)
+        grows = growth(ops, self.program.word if graph.bits == 32 else 8)
         depth = depths(graph, grows, blocks, begins, of_block, block)
-        on_stack = (found.base == STACK) | ((found.base == FRAME) & framed) | copies(found)
+        on_stack = (ops.base == STACK) | ((ops.base == FRAME) & framed) | copies(ops)
         return (
             value[constant],
             np.bincount(block, constant.sum(axis=1), len(count)).astype(np.int64),
             address[is_address],
             places[is_address],
-            np.repeat(_lengths(found, block), is_address.sum(axis=1)),
-            *slots(found, np.flatnonzero(on_stack), depth, function, low),
+            np.repeat(_lengths(ops, block), is_address.sum(axis=1)),
+            *slots(ops, np.flatnonzero(on_stack), depth, function, low),
         )
 
     def _bytes(self, blocks: slice) -> Array:
@@ -249,7 +249,7 @@ class _Finder:
         return (at == len(begins) - 1) | (address < stops[at])
 
     def _displacements(
-        self, found: Operands, end: Array, framed: Array, function: Array
+        self, ops: Operands, end: Array, framed: Array, function: Array
     ) -> tuple[Array, Array, Array, Array]:
         """Return the addresses (u8) that displacements give, which are constants, which addresses,
         and to which of these no other register is added.
@@ -258,26 +258,26 @@ class _Finder:
         or in 32-bit code the distance from the global offset table.
         """
         mask = np.uint64((1 << 64) - 1 if self.program.word == 8 else 0xFFFFFFFF)
-        value = found.displacement.astype(np.uint64)
-        address = np.where(found.relative, end + value, value) & mask
-        stack = (found.base == STACK) | ((found.base == FRAME) & framed)
-        wide = found.size >= 4
-        known = wide & (found.relative | (self._in_program(address) & self.fixed))
-        direct = ~found.indexed & (found.base == NO_REGISTER)
+        value = ops.displacement.astype(np.uint64)
+        address = np.where(ops.relative, end + value, value) & mask
+        stack = (ops.base == STACK) | ((ops.base == FRAME) & framed)
+        wide = ops.size >= 4
+        is_address = wide & (ops.relative | (self._in_program(address) & self.fixed))
+        direct = ~ops.indexed & (ops.base == NO_REGISTER)
         if self.graph.bits == 32 and self.program.global_offset_table:
             based = (value + np.uint64(self.program.global_offset_table)) & mask
-            far = wide & ~known & ~stack & (found.displacement != 0)
-            far &= self._based(found, end, stack, function)
+            far = wide & ~is_address & ~stack & (ops.displacement != 0)
+            far &= self._based(ops, end, stack, function)
             far &= self._in_program(based) & (based > self.low) & self._loaded(based)
             address[far] = based[far]
-            known |= far
-            direct |= far & ~found.indexed
+            is_address |= far
+            direct |= far & ~ops.indexed
         # A displacement of 0 is one that the operand's form demands.
-        constant = (found.size > 0) & (found.displacement != 0) & ~known & ~stack
-        return address, constant, known, direct
+        constant = (ops.size > 0) & (ops.displacement != 0) & ~is_address & ~stack
+        return address, constant, is_address, direct
 
     def _threaded(
-        self, found: Operands, size: Array, number: Array, block: Array, function: Array
+        self, ops: Operands, size: Array, number: Array, block: Array, function: Array
     ) -> Array:
         """Return the rows (i8) of numbers that are the distance of thread-local data.
 
@@ -289,99 +289,99 @@ class _Finder:
         near = np.zeros(len(rows), bool)
         for step in (-2, -1, 1, 2) if len(rows) else ():
             other = np.clip(rows + step, 0, len(block) - 1)
-            near |= found.thread[other] & (block[other] == block[rows])
-        near &= ~np.isin(found.base[rows], (STACK, FRAME))
-        near |= found.thread[rows] & ~found.relative[rows]
-        loads = (found.opcode[rows] == 0xC7) & (found.second[rows] < NO_REGISTER)
-        through = distinct(function[found.thread & (found.base < NO_REGISTER)])
+            near |= ops.thread[other] & (block[other] == block[rows])
+        near &= ~np.isin(ops.base[rows], (STACK, FRAME))
+        near |= ops.thread[rows] & ~ops.relative[rows]
+        loads = (ops.opcode[rows] == 0xC7) & (ops.second[rows] < NO_REGISTER)
+        through = distinct(function[ops.thread & (ops.base < NO_REGISTER)])
         near |= loads & (number[rows] < -1) & member(function[rows], through)
         return rows[near]
 
-    def _of_module(self, found: Operands, size: Array, number: Array, uses: Array) -> Array:
+    def _of_module(self, ops: Operands, size: Array, number: Array, uses: Array) -> Array:
         """Return the rows (i8) of distances in the thread-local data of a module.
 
         They are added to what a call returns, in functions that make it (`uses`).
         """
         near = uses & (size == 4) & (number >= 0) & (number < len(self.program.thread))
-        adds = (found.opcode == 0x05) | (found.opcode == 0x81) & (found.second < NO_REGISTER)
-        near &= ~np.isin(found.base, (STACK, FRAME)) & ~np.isin(found.second, (STACK, FRAME))
-        near &= (found.base < NO_REGISTER) | (found.map == 0) & adds
-        return np.flatnonzero(near & ~found.relative & ~found.thread)
+        adds = (ops.opcode == 0x05) | (ops.opcode == 0x81) & (ops.second < NO_REGISTER)
+        near &= ~np.isin(ops.base, (STACK, FRAME)) & ~np.isin(ops.second, (STACK, FRAME))
+        near &= (ops.base < NO_REGISTER) | (ops.map == 0) & adds
+        return np.flatnonzero(near & ~ops.relative & ~ops.thread)
 
-    def _framed(self, found: Operands, function: Array) -> Array:
+    def _framed(self, ops: Operands, function: Array) -> Array:
         """Return for each instruction whether its function has a frame pointer: bool.
 
         It has one where RBP is set from RSP.
         """
-        sets = sets_frame(found)
+        sets = sets_frame(ops)
         framed = np.zeros(int(function[-1]) + 1 if len(function) else 0, bool)
         framed[function[sets]] = True
         return framed[function]
 
-    def _immediates(self, found: Operands, end: Array) -> tuple[Array, Array, Array]:
+    def _immediates(self, ops: Operands, end: Array) -> tuple[Array, Array, Array]:
         """Return what `_displacements` does, of immediates."""
         mask = np.uint64((1 << 64) - 1 if self.program.word == 8 else 0xFFFFFFFF)
-        address = found.immediate.astype(np.uint64)
-        group = (found.map == 0) & ((found.opcode & 0xFC) == 0x80)
-        middle = found.form >> 3 & 7
+        address = ops.immediate.astype(np.uint64)
+        group = (ops.map == 0) & ((ops.opcode & 0xFC) == 0x80)
+        middle = ops.form >> 3 & 7
         # Sums and pointers may be addresses, products and masks are none.
         logic = group & np.isin(middle, (1, 4, 6))
-        logic |= (found.map == 0) & np.isin(found.opcode, (0x0D, 0x25, 0x35, 0x69, 0xA9))
-        logic |= (found.map == 0) & (found.opcode == 0xF7)
-        known = (found.immediate_size >= 4) & ~logic & self.fixed
+        logic |= (ops.map == 0) & np.isin(ops.opcode, (0x0D, 0x25, 0x35, 0x69, 0xA9))
+        logic |= (ops.map == 0) & (ops.opcode == 0xF7)
+        is_address = (ops.immediate_size >= 4) & ~logic & self.fixed
         # Of 32-bit numbers in 64-bit code both signs are looked at: `mov` keeps the bits.
-        address = np.where(found.immediate_size == 4, address & np.uint64(0xFFFFFFFF), address)
-        known &= self._in_program(address & mask)
+        address = np.where(ops.immediate_size == 4, address & np.uint64(0xFFFFFFFF), address)
+        is_address &= self._in_program(address & mask)
         table = self.program.global_offset_table
-        reaches = np.zeros(len(known), bool)
+        reaches = np.zeros(len(is_address), bool)
         if self.graph.bits == 64 and table:
             # `mov register, distance`, which code of the large model adds to the table's address.
-            far = (found.map == 0) & (found.opcode & 0xF8 == 0xB8) & (found.immediate_size == 8)
-            away = np.uint64(table) - found.immediate.astype(np.uint64) - end + np.uint64(AROUND)
+            far = (ops.map == 0) & (ops.opcode & 0xF8 == 0xB8) & (ops.immediate_size == 8)
+            away = np.uint64(table) - ops.immediate.astype(np.uint64) - end + np.uint64(AROUND)
             reaches = far & (away < np.uint64(2 * AROUND))
-            based = (found.immediate.astype(np.uint64) + np.uint64(table)) & mask
-            far &= ~known & ~reaches & self._in_program(based) & (based > self.low)
+            based = (ops.immediate.astype(np.uint64) + np.uint64(table)) & mask
+            far &= ~is_address & ~reaches & self._in_program(based) & (based > self.low)
             address = np.where(far, based, address)
-            known |= far
-        constant = (found.immediate_size > 0) & ~known & ~reaches
-        constant &= ~(group & (found.second == STACK))
+            is_address |= far
+        constant = (ops.immediate_size > 0) & ~is_address & ~reaches
+        constant &= ~(group & (ops.second == STACK))
         if self.graph.bits == 32 and table:
-            constant &= ~self._reaches_table(found, end)
-        return address, constant, known
+            constant &= ~self._reaches_table(ops, end)
+        return address, constant, is_address
 
-    def _based(self, found: Operands, end: Array, stack: Array, function: Array) -> Array:
+    def _based(self, ops: Operands, end: Array, stack: Array, function: Array) -> Array:
         """Return for which instructions the base register may hold the global offset table: bool.
 
         It may where the function adds the distance to it, or copies it there from such a register,
         over the stack too; in a function that does not, EBX may by convention.
         """
-        reaches = self._reaches_table(found, end)
+        reaches = self._reaches_table(ops, end)
         count = int(function[-1]) + 1 if len(function) else 0
-        known = np.zeros((count, 8), bool)
-        known[:, EBX] = ~np.isin(np.arange(count), function[reaches])
-        register = np.where(found.opcode == 0x05, 0, found.second)
-        known[function[reaches], register[reaches] & 7] = True
-        stores = (found.map == 0) & (found.opcode == 0x89)
-        loads = (found.map == 0) & (found.opcode == 0x8B)
-        place = numbered(((function << 33) + found.displacement + (1 << 32)).astype(np.uint64))[1]
+        holds = np.zeros((count, 8), bool)
+        holds[:, EBX] = ~np.isin(np.arange(count), function[reaches])
+        register = np.where(ops.opcode == 0x05, 0, ops.second)
+        holds[function[reaches], register[reaches] & 7] = True
+        stores = (ops.map == 0) & (ops.opcode == 0x89)
+        loads = (ops.map == 0) & (ops.opcode == 0x8B)
+        place = numbered(((function << 33) + ops.displacement + (1 << 32)).astype(np.uint64))[1]
         kept = np.zeros(len(place), bool)
-        first, second = found.first & 7, found.second & 7
-        moved = found.second != NO_REGISTER
+        first, second = ops.first & 7, ops.second & 7
+        moved = ops.second != NO_REGISTER
         for _ in range(COPIES):
-            kept[place[stores & stack & known[function, first]]] = True
+            kept[place[stores & stack & holds[function, first]]] = True
             for rows, to, has in (
-                (stores & moved, second, known[function, first]),
-                (loads & moved, first, known[function, second]),
+                (stores & moved, second, holds[function, first]),
+                (loads & moved, first, holds[function, second]),
                 (loads & stack, first, kept[place]),
             ):
                 rows = np.flatnonzero(rows & has)
-                known[function[rows], to[rows]] = True
-        return (found.base != NO_REGISTER) & known[function, found.base & 7]
+                holds[function[rows], to[rows]] = True
+        return (ops.base != NO_REGISTER) & holds[function, ops.base & 7]
 
-    def _reaches_table(self, found: Operands, end: Array) -> Array:
+    def _reaches_table(self, ops: Operands, end: Array) -> Array:
         """Return which instructions add the distance from themselves to the global offset table."""
-        group = np.isin(found.opcode, (0x81, 0x83)) & (found.form >> 3 & 7 == 0)
-        adds = (found.map == 0) & (group | (found.opcode == 0x05)) & (found.immediate_size == 4)
-        place = (end + found.immediate.astype(np.uint64)) & np.uint64(0xFFFFFFFF)
+        group = np.isin(ops.opcode, (0x81, 0x83)) & (ops.form >> 3 & 7 == 0)
+        adds = (ops.map == 0) & (group | (ops.opcode == 0x05)) & (ops.immediate_size == 4)
+        place = (end + ops.immediate.astype(np.uint64)) & np.uint64(0xFFFFFFFF)
         away = place - np.uint64(self.program.global_offset_table) + np.uint64(NEAR)
         return adds & (away < np.uint64(2 * NEAR))

@@ -10,72 +10,72 @@ from tokmill.x86.lift.switches.operands import FRAME, NO_REGISTER, STACK, Operan
 LEA = 0x8D
 
 
-def sets_frame(found: Operands) -> Array:
+def sets_frame(ops: Operands) -> Array:
     """Return which instructions set RBP from RSP: `mov rbp, rsp`, `lea rbp, [rsp + …]`, ENTER."""
-    one = found.map == 0
-    sets: Array = one & (found.opcode == 0x89) & (found.first == STACK) & (found.second == FRAME)
-    sets |= one & (found.opcode == 0x8B) & (found.first == FRAME) & (found.second == STACK)
-    sets |= one & (found.opcode == LEA) & (found.first == FRAME) & (found.base == STACK)
-    sets |= one & (found.opcode == 0xC8)
+    one = ops.map == 0
+    sets: Array = one & (ops.opcode == 0x89) & (ops.first == STACK) & (ops.second == FRAME)
+    sets |= one & (ops.opcode == 0x8B) & (ops.first == FRAME) & (ops.second == STACK)
+    sets |= one & (ops.opcode == LEA) & (ops.first == FRAME) & (ops.base == STACK)
+    sets |= one & (ops.opcode == 0xC8)
     return sets
 
 
-def copies(found: Operands) -> Array:
+def copies(ops: Operands) -> Array:
     """Return which instructions take the address in the stack pointer: `mov register, rsp`."""
-    takes = (found.opcode == 0x89) & (found.first == STACK) & (found.second < NO_REGISTER)
-    takes |= (found.opcode == 0x8B) & (found.second == STACK)
-    return (found.map == 0) & takes & ~sets_frame(found)
+    takes = (ops.opcode == 0x89) & (ops.first == STACK) & (ops.second < NO_REGISTER)
+    takes |= (ops.opcode == 0x8B) & (ops.second == STACK)
+    return (ops.map == 0) & takes & ~sets_frame(ops)
 
 
-def growth(found: Operands, word: int) -> Array:
+def growth(ops: Operands, word: int) -> Array:
     """Return by how many bytes each instruction lets the stack grow: (n,) i8."""
-    one, opcode, middle = found.map == 0, found.opcode, found.form >> 3 & 7
+    one, opcode, middle = ops.map == 0, ops.opcode, ops.form >> 3 & 7
     pushes = (opcode & 0xF8 == 0x50) | np.isin(opcode, (0x68, 0x6A, 0x9C))
     pushes |= (opcode == 0xFF) & (middle == 6)
     pops = (opcode & 0xF8 == 0x58) | (opcode == 0x9D) | ((opcode == 0x8F) & (middle == 0))
-    steps = (opcode == LEA) & (found.first == STACK) & (found.base == STACK)
+    steps = (opcode == LEA) & (ops.first == STACK) & (ops.base == STACK)
     grows = word * pushes.astype(np.int64) - word * pops
-    return np.where(one, grows - found.displacement * steps, 0) + _room(found)
+    return np.where(one, grows - ops.displacement * steps, 0) + _reserved(ops)
 
 
-def _room(found: Operands) -> Array:
+def _reserved(ops: Operands) -> Array:
     """Return what instructions subtract from the stack pointer, less what they add: (n,) i8."""
-    moves = (found.map == 0) & np.isin(found.opcode, (0x81, 0x83)) & (found.second == STACK)
-    middle = found.form >> 3 & 7
-    return found.immediate * (moves & (middle == 5)) - found.immediate * (moves & (middle == 0))
+    moves = (ops.map == 0) & np.isin(ops.opcode, (0x81, 0x83)) & (ops.second == STACK)
+    middle = ops.form >> 3 & 7
+    return ops.immediate * (moves & (middle == 5)) - ops.immediate * (moves & (middle == 0))
 
 
 def slots(
-    found: Operands, rows: Array, depth: Array, function: Array, first: int
+    ops: Operands, rows: Array, depth: Array, function: Array, first: int
 ) -> tuple[Array, Array, Array]:
     """Return `slot`, `slot_place` and `slot_size` as of a `Graph`.
 
     Args:
-        found: the operands of n instructions.
+        ops: the operands of n instructions.
         rows: i8, those with a place on the stack.
         depth: (n,) i8, as `depths` returns.
         function: (n,) i8, ascending.
         first: the row of the first instruction in the graph.
     """
     # The frame pointer stands where the stack pointer stood when it was set.
-    sets = np.flatnonzero(sets_frame(found))
-    where = depth[sets] - np.where(found.opcode[sets] == LEA, found.displacement[sets], 0)
+    sets = np.flatnonzero(sets_frame(ops))
+    where = depth[sets] - np.where(ops.opcode[sets] == LEA, ops.displacement[sets], 0)
     frame = np.zeros(int(function[-1]) + 1 if len(function) else 0, np.int64)
     frame[function[sets[::-1]]] = where[::-1]
-    by_frame = (found.base == FRAME) & (len(function) > 0)
+    by_frame = (ops.base == FRAME) & (len(function) > 0)
     base = np.where(by_frame, frame[np.where(by_frame, function, 0)] if len(frame) else 0, depth)
-    slot = (found.displacement - base)[rows]
+    slot = (ops.displacement - base)[rows]
     # A place ends where the next one begins that the function uses, or its arguments.
     span = np.int64(1 << 33)
     used = distinct(function[rows] * span + slot, np.unique(function[rows]) * span)
     at = np.minimum(np.searchsorted(used, function[rows] * span + slot, "right"), len(used) - 1)
-    taken = ((found.opcode == LEA) & (found.map == 0) | found.indexed | copies(found))[rows]
+    taken = ((ops.opcode == LEA) & (ops.map == 0) | ops.indexed | copies(ops))[rows]
     taken &= slot < 0
     size = np.where(taken, used[at] - function[rows] * span - slot, 0)
     # Where an address is taken, what lies there may be as large as the frame.
-    room = _room(found)
-    frames = np.flatnonzero((room > 0) & member(function, distinct(function[rows[taken]])))
-    bottom = depth[frames] + room[frames]
+    reserved = _reserved(ops)
+    frames = np.flatnonzero((reserved > 0) & member(function, distinct(function[rows[taken]])))
+    bottom = depth[frames] + reserved[frames]
     places = np.concatenate([rows, frames])
     order = np.argsort(places, kind="stable")
     slot, size = np.append(slot, -bottom)[order], np.append(size, bottom)[order]
@@ -108,8 +108,8 @@ def depths(
     addresses, rank = numbered(graph.block_address[blocks])
     width = max(len(addresses), 1)
     at = np.searchsorted(addresses, wanted)
-    known = member(wanted, addresses) & (kind != Edge.CALL)
-    source, kind, aim = source[known], kind[known], at[known] + function[source[known]] * width
+    inner = member(wanted, addresses) & (kind != Edge.CALL)
+    source, kind, aim = source[inner], kind[inner], at[inner] + function[source[inner]] * width
     key = function * width + rank
     there = member(aim, key)
     source, kind, target = source[there], kind[there], np.searchsorted(key, aim[there])

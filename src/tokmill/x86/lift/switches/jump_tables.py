@@ -101,14 +101,14 @@ class Tables:
         """
         best: Table | None = None
         self.computed = False
-        known: set[int] = set()
+        targets: set[int] = set()
         for rows in _paths(ways, row):
             path = Path(self.program.bits, self._start, self._thunks, self._gates)
             target = path.follow([self.instructions.instruction(one) for one in rows])
             if _no_table(target):
                 return None
             if not target.terms:
-                known.add(target.number & self._mask)
+                targets.add(target.number & self._mask)
             elif self.program.section_at(target.number) is not None:
                 self.computed = True
                 self.labels.add(target.number)
@@ -123,7 +123,7 @@ class Tables:
             self._read.add(best.address)
             return best
         # There is no table, but the targets are constants before the jump.
-        places = self.instructions.code.offset(np.asarray(sorted(known), np.uint64))
+        places = self.instructions.code.offset(np.asarray(sorted(targets), np.uint64))
         places = places[places >= 0]
         return Table(0, places, False) if len(places) else None
 
@@ -139,8 +139,8 @@ class Tables:
             relative = bool(far) or target.number != 0
             if load.size not in (DISTANCES if relative else (self.program.word,)):
                 continue
-            known = len(scaled) + len(near)
-            if len(load.address.terms) != known or len(target.terms) != 1 + len(far):
+            count = len(scaled) + len(near)
+            if len(load.address.terms) != count or len(target.terms) != 1 + len(far):
                 continue
             # No limits are known of an index that is a sum of unknowns or that counts down.
             single = len(scaled) == 1 and scaled[0][1] > 0
@@ -175,7 +175,7 @@ class Tables:
         It was loaded far from the jump. So the values are constants of the function: first those of
         the same register, then the nearest before the jump.
         """
-        found = [self._table] if self._table else []
+        bases = [self._table] if self._table else []
         here = int(self.instructions.start[row])
         first, last = np.searchsorted(self.at, (low, high))
         if last - first > 4 * MOST_BASES:
@@ -190,9 +190,9 @@ class Tables:
         # Jumps of one function often share a table.
         fresh = np.asarray([value not in self._read for value in self.constant[rows].tolist()])
         for value in self.constant[rows[np.lexsort((distance, fresh, other))]].tolist():
-            if value not in found and self.program.section_at(value) is not None:
-                found.append(value)
-        return found[:MOST_BASES]
+            if value not in bases and self.program.section_at(value) is not None:
+                bases.append(value)
+        return bases[:MOST_BASES]
 
     def _entries(
         self, form: _Form, limits: dict[Unknown, Limits], low: int, high: int

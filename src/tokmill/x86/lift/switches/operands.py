@@ -218,9 +218,7 @@ def _numbers(data: Array, place: Array, size: Array) -> Array:
     return result
 
 
-def _scale(
-    found: Operands, data: Array, start: Array, length: Array, rows: Array, bits: int
-) -> None:
+def _scale(ops: Operands, data: Array, start: Array, length: Array, rows: Array, bits: int) -> None:
     """Set the short displacements of EVEX, which count units that each opcode has of its own."""
     if not len(rows):
         return
@@ -232,4 +230,4 @@ def _scale(
     displacement = np.asarray(values, np.uint64).astype(np.int64)
     if bits == 32:
         displacement = displacement.astype(np.int32).astype(np.int64)
-    found.displacement[rows] = displacement[number.reshape(-1)]
+    ops.displacement[rows] = displacement[number.reshape(-1)]

@@ -99,10 +99,10 @@ class Path:
         self.limits: dict[Unknown, Limits] = {}
         """Limits of unknowns, by comparisons on the path."""
         self._compared: _Comparison | None = None
-        self._others = 0
+        self._other_count = 0
         self._info = iced.InstructionInfoFactory()
         m, r = iced.Mnemonic, iced.Register
-        self._known = {
+        self._actions = {
             m.MOV: self._move, m.MOVZX: self._move, m.MOVSX: self._move, m.MOVSXD: self._move,
             m.LEA: self._address, m.ADD: self._add, m.SUB: self._subtract, m.AND: self._and,
             m.CMP: self._compare, m.SHL: self._shift, m.XOR: self._xor, m.PUSH: self._push,
@@ -132,7 +132,7 @@ class Path:
     def run(self, instructions: Sequence[Any]) -> None:
         """Execute a path up to its last instruction."""
         for instruction, following in pairwise(instructions):
-            action = self._known.get(instruction.mnemonic)
+            action = self._actions.get(instruction.mnemonic)
             taken = following.ip == instruction.near_branch_target
             if instruction.mnemonic == self._enters and taken:
                 self._put_on_stack(Value(instruction.next_ip))
@@ -171,8 +171,8 @@ class Path:
 
     def _register(self, register: Any) -> Value:
         full = iced.RegisterExt.full_register(register)
-        found = self.registers.get(full)
-        return Value(0, ((Start(full), 1),)) if found is None else found
+        value = self.registers.get(full)
+        return Value(0, ((Start(full), 1),)) if value is None else value
 
     def _memory_address(self, instruction: Any) -> Value:
         if instruction.is_ip_rel_memory_operand:
@@ -180,17 +180,17 @@ class Path:
         number = instruction.memory_displacement
         if number >> (8 * self.word - 1):
             number -= 1 << (8 * self.word)
-        found = Value(number)
+        address = Value(number)
         if instruction.memory_base:
-            found = found.plus(self._register(instruction.memory_base))
+            address = address.plus(self._register(instruction.memory_base))
         if instruction.memory_index:
             index = self._register(instruction.memory_index)
-            found = found.plus(index.times(instruction.memory_index_scale))
-        return found if len(found.terms) <= MOST_TERMS else self._other()
+            address = address.plus(index.times(instruction.memory_index_scale))
+        return address if len(address.terms) <= MOST_TERMS else self._other()
 
     def _other(self) -> Value:
-        self._others += 1
-        return Value(0, ((Other(self._others), 1),))
+        self._other_count += 1
+        return Value(0, ((Other(self._other_count), 1),))
 
     def _set(self, instruction: Any, value: Value) -> None:
         if len(value.terms) > MOST_TERMS:
@@ -204,11 +204,11 @@ class Path:
         value = self.operand(instruction, 1)
         bits = 8 * self._size(instruction, 1)
         if instruction.mnemonic == iced.Mnemonic.MOVZX:
-            known = self.limits.get(value.terms[0][0]) if len(value.terms) == 1 else None
+            limits = self.limits.get(value.terms[0][0]) if len(value.terms) == 1 else None
             if len(value.terms) != 1 or value.terms[0][1] != 1:
                 value = self._other()
-            elif known is not None and known.low + value.number < 0:
-                low, high = known.low + value.number, known.high + value.number
+            elif limits is not None and limits.low + value.number < 0:
+                low, high = limits.low + value.number, limits.high + value.number
                 value = self._other()
                 if high < 0:
                     self.limits[value.terms[0][0]] = Limits(low + (1 << bits), high + (1 << bits))
@@ -252,8 +252,8 @@ class Path:
     def _shift(self, instruction: Any) -> None:
         self._compared = None
         by, value = self.operand(instruction, 1), self.operand(instruction, 0)
-        known = not by.terms and 0 <= by.number < 8
-        self._set(instruction, value.times(1 << by.number) if known else self._other())
+        is_small = not by.terms and 0 <= by.number < 8
+        self._set(instruction, value.times(1 << by.number) if is_small else self._other())
 
     def _xor(self, instruction: Any) -> None:
         self._compared = None

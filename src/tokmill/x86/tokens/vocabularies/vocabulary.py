@@ -148,10 +148,10 @@ FORMS = {".json": "frozen", ".txt": "text", ".pkl": "pickle", ".pickle": "pickle
 DEFAULT_RULES = "semanticbbv"
 """The rules of lists that do not name theirs."""
 OTHER_NAMES = {"assemble": "asm"}
-KNOWN = "a list is COLUMN.json, COLUMN_tokens.txt or COLUMN_tokens_dict.pkl"
+FILES = "a list is COLUMN.json, COLUMN_tokens.txt or COLUMN_tokens_dict.pkl"
 
 
-class Found(NamedTuple):
+class ReadList(NamedTuple):
     """A list that was read, and its arrangement in the file."""
 
     path: Path
@@ -200,7 +200,7 @@ def read_vocabularies(folder: Path | str, rules: str | None = None) -> Vocabular
     return result
 
 
-def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]:
+def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, ReadList]:
     """Return column → list of the lists in a folder, as `read_vocabularies`.
 
     If a column has a text and a pickle, the ids are from the text and the counts from the pickle.
@@ -236,7 +236,7 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
                 tokens = result[column].tokens
                 tokens.counts = [numbers.get(token, 0) for token in tokens.tokens]
     if not result:
-        raise TokmillError("the folder holds no x86 vocabulary", where=str(root), hint=KNOWN)
+        raise TokmillError("the folder holds no x86 vocabulary", where=str(root), hint=FILES)
     named = {one.tokens.rules for one in result.values()}
     if len(named) > 1:
         raise TokmillError(
@@ -247,7 +247,7 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, Found]
     return result
 
 
-def read_list(path: Path | str, rules: str | None = None, column: str = "") -> Found:
+def read_list(path: Path | str, rules: str | None = None, column: str = "") -> ReadList:
     """Return the list in a file of any of the three forms; see `read_vocabularies`.
 
     `column` is needed if the name of the file does not contain it.
@@ -267,7 +267,7 @@ def read_list(path: Path | str, rules: str | None = None, column: str = "") -> F
                     where=str(path),
                     hint=f"choose another list, or use the rules {tokens.rules} for everything",
                 )
-            return Found(path, tokens, "frozen", list(range(len(tokens))))
+            return ReadList(path, tokens, "frozen", list(range(len(tokens))))
         column, rules = column or column_of(path), rules or DEFAULT_RULES
         if form == "text":
             return _arranged(path, column, rules, _lines(path))
@@ -285,7 +285,7 @@ def is_vocabulary(path: Path) -> bool:
 def form_of(path: Path) -> str:
     """Return the form of a list by the name of its file: frozen, text or pickle."""
     if path.suffix.lower() not in FORMS:
-        raise TokmillError("the name is not that of a list of tokens", where=str(path), hint=KNOWN)
+        raise TokmillError("the name is not that of a list of tokens", where=str(path), hint=FILES)
     return FORMS[path.suffix.lower()]
 
 
@@ -356,7 +356,7 @@ def _lines(path: Path) -> list[str]:
     return lines
 
 
-def _of_pickle(path: Path, column: str, rules: str) -> Found:
+def _of_pickle(path: Path, column: str, rules: str) -> ReadList:
     from tokmill.base.unpickle import Pickle
 
     # The factory of a defaultdict(int), under its name in Python 2.
@@ -379,7 +379,7 @@ def _of_pickle(path: Path, column: str, rules: str) -> Found:
     tokens = TokenList.counted(column, rules, value, min_count=0)
     there = [special for special in SPECIALS if special in value]
     with_specials = f", {' '.join(there)} among them" if there else ""
-    return Found(path, tokens, f"counts{with_specials}", None)
+    return ReadList(path, tokens, f"counts{with_specials}", None)
 
 
 def _no_list(path: Path, why: str) -> TokmillError:
@@ -390,7 +390,7 @@ def _no_list(path: Path, why: str) -> TokmillError:
     )
 
 
-def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> Found:
+def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> ReadList:
     """Return a list of tokens by id; the five special tokens are put first if they are not.
 
     Repeated tokens are removed; their ids become that of the first occurrence.
@@ -401,7 +401,7 @@ def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> Foun
     if tuple(names[: len(SPECIALS)]) == SPECIALS:
         tokens = TokenList(column, rules, [*counts])
         ids = [tokens.ids[name] for name in names]
-        return Found(path, tokens, "five special tokens first", ids, repeated)
+        return ReadList(path, tokens, "five special tokens first", ids, repeated)
     if there == ["[PAD]"] and names[0] == "[PAD]":
         convention = "[PAD] alone first"
     elif there:
@@ -409,4 +409,4 @@ def _arranged(path: Path, column: str, rules: str, names: Sequence[str]) -> Foun
     else:
         convention = "no special tokens"
     tokens = TokenList.of(column, rules, names)
-    return Found(path, tokens, convention, [tokens.ids[name] for name in names], repeated)
+    return ReadList(path, tokens, convention, [tokens.ids[name] for name in names], repeated)
