@@ -154,14 +154,14 @@ def item_line(item: PlannedItem) -> Any:
 
 def with_paths(item: PlannedItem, change: Callable[[str], str]) -> PlannedItem:
     """Return an item with its paths changed, such as to text that JSON holds."""
-    others = tuple(msgspec.structs.replace(other, path=change(other.path)) for other in item.others)
-    return msgspec.structs.replace(item, path=change(item.path), others=others)
+    files = tuple(msgspec.structs.replace(other, path=change(other.path)) for other in item.others)
+    return msgspec.structs.replace(item, path=change(item.path), others=files)
 
 
 def item_identity(item: Any) -> bytes:
     """Return the bytes that an item (planned or not) adds to identities; its path is not used."""
-    others = "".join(f"\0{other.digest}" for other in item.others)
-    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}{others}".encode()
+    digests = "".join(f"\0{other.digest}" for other in item.others)
+    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}{digests}".encode()
 
 
 def plan_digest(recipe_id: str, items: Iterable[Any]) -> str:

@@ -215,8 +215,8 @@ class Store:
                 if self._offsets is not None:
                     # They were read alone, without the digest of the whole shard.
                     stop = int(self._record_ends[number])
-                    mine = self._offsets[stop - entry.records : stop + 1]
-                    if not np.array_equal(mine - mine[0], shard["offsets"]):
+                    offsets = self._offsets[stop - entry.records : stop + 1]
+                    if not np.array_equal(offsets - offsets[0], shard["offsets"]):
                         raise shard.damaged("its offsets are not those that were read before")
             else:
                 shard = Shard(self.shard_file(number))
