@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests/helpers"))
 
 from tokmill.feed import packed  # noqa: E402
 from tokmill.feed.packed import Pieces, best_fit, pieces_of, rests  # noqa: E402
-from tokmill.store.manifest import Manifest, read_sealed, sealed  # noqa: E402
+from tokmill.store.manifest import Manifest, read_checked, with_checksum  # noqa: E402
 from tokmill.store.store import Store  # noqa: E402
 from tokmill.training.data import open_stores  # noqa: E402
 from tokmill.training.recipe.resolve import resolve  # noqa: E402
@@ -39,7 +39,7 @@ def make(folder: Path, times: int) -> tuple[Path, np.ndarray]:
     random = np.random.default_rng(0)
     lengths = np.minimum(random.lognormal(5.5, 1, EACH).astype(np.int64) + 1, 20_000)
     path = make_store(folder / "store", [random.integers(1, SIZE, n) for n in lengths.tolist()])
-    manifest: Any = read_sealed(path / "manifest.json", Manifest)
+    manifest: Any = read_checked(path / "manifest.json", Manifest)
     (entry,) = manifest.shards
     assert entry.name == SHARD
     manifest = msgspec.structs.replace(
@@ -49,7 +49,7 @@ def make(folder: Path, times: int) -> tuple[Path, np.ndarray]:
         tokens=times * entry.tokens,
         bytes=times * entry.bytes,
     )
-    (path / "manifest.json").write_bytes(sealed(manifest))
+    (path / "manifest.json").write_bytes(with_checksum(manifest))
     offsets = np.memmap(folder / "offsets", np.int64, "w+", shape=(times * EACH + 1,))
     ends = np.cumsum(lengths)
     for number in range(times):

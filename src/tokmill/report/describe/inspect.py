@@ -40,7 +40,7 @@ def store(look: Look) -> Facts | None:
         **_manifest_facts(opened.manifest),
     }
     if (look.path / "plan.json").exists():
-        plan: Plan = layout.read_sealed(look.path / "plan.json", Plan)
+        plan: Plan = layout.read_checked(look.path / "plan.json", Plan)
         facts["recipe"] = plan.recipe
         facts["inputs"] = shorten(plan.roots)
         if isinstance(plan.left_out, dict):
