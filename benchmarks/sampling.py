@@ -77,7 +77,7 @@ def ours(task: NextToken) -> Generate:
         rows = [Row(number, 0, {"token": ids}) for number, ids in enumerate(prompts)]
         sizes, ends = {"token": None}, {"token": ()}
         continue_rows(task, rows, TOKENS, Drawing(temperature=0), sizes=sizes, ends=ends)
-        return [row.made["token"] for row in rows]
+        return [row.new_ids["token"] for row in rows]
 
     return generate
 

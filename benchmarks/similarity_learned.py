@@ -36,7 +36,7 @@ from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors
 from tokmill.similarity.evaluation import Choice, Evaluation
 from tokmill.similarity.evaluation import evaluate as run_evaluation
 from tokmill.similarity.functions import functions_of, of_functions
-from tokmill.similarity.pool_measures import CHANCE, Method, Value
+from tokmill.similarity.pool_measures import RANDOM, Method, Value
 from tokmill.similarity.vector_rows import Rows
 from tokmill.store.store import Store
 from tokmill.x86.features.baselines import parts_of
@@ -152,7 +152,7 @@ def table(place: Path) -> list[str]:
         for row in found.rows:
             queries[row.row] = f"{row.queries:,} queries of {row.functions:,} functions"
             for one in row.results:
-                if one.method != CHANCE:
+                if one.method != RANDOM:
                     key = row.row, one.method, one.pool
                     of.setdefault(key, []).append(one.values["recall@1"])
     lines = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from making import TOKENIZER, jsonl
-from tokmill.store.manifest import Plan, read_sealed
+from tokmill.store.manifest import Plan, read_checked
 from tokmill.store.store import Store
 
 NOISE = b"\0\xff\xfe" * 50
@@ -26,7 +26,7 @@ def test_files_that_are_no_text_are_named(tmp_path: Path, here: Any) -> None:
         (tmp_path / name).write_bytes(NOISE)
     _, err = here("build", "text", "in", "-o", "s", "--tokenizer", TOKENIZER)
     assert "not text: in/0.png, in/1.png, in/2.png, in/3.png, in/4.png and 2 more" in err
-    assert read_sealed(tmp_path / "s/plan.json", Plan).not_text == names
+    assert read_checked(tmp_path / "s/plan.json", Plan).not_text == names
     assert json.loads(here("inspect", "s", "--json")[0])["not_text"] == names
     shown, _ = here("inspect", "s")
     assert "in/5.png" in shown and "\x1b" not in shown

@@ -26,7 +26,7 @@ from tokmill.base.files import sha256_file
 from tokmill.builds.build import build
 from tokmill.store.checks.validate import validate
 from tokmill.store.publish import pull, push
-from tokmill.store.remote_store import check_room
+from tokmill.store.remote_store import check_space
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 WORDS = [
@@ -340,7 +340,7 @@ def test_the_cache_has_a_limit(
     own.write_bytes(b"x" * sizes[-1])
     store = tokmill.Store(address)
     with pytest.raises(UsageError, match="take .* of the cache, and TOKMILL_CACHE_LIMIT is"):
-        check_room([(store.remote, store.shards)], 0)  # type: ignore[list-item]
+        check_space([(store.remote, store.shards)], 0)  # type: ignore[list-item]
     own.unlink()
     for number in range(len(store)):
         assert np.array_equal(store[number]["token"], tokmill.Store(local)[number]["token"])

@@ -222,10 +222,10 @@ def test_figures_are_drawn_by_no_settings_of_the_working_directory(
 
 def test_a_program_of_the_user_has_its_own_environment() -> None:
     """A profiled program may be Python, which finds its modules beside itself."""
-    from tokmill.base.bounds import OURS, environment_of_users
+    from tokmill.base.bounds import SAFE_PATH, environment_of_users
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONSAFEPATH", OURS)
+        patch.setenv("PYTHONSAFEPATH", SAFE_PATH)
         assert "PYTHONSAFEPATH" not in environment_of_users()
         patch.setenv("PYTHONSAFEPATH", "1")
         assert environment_of_users()["PYTHONSAFEPATH"] == "1"

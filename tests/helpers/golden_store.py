@@ -17,7 +17,7 @@ import numpy as np
 from making import quick_build
 from tokmill.builds import plan
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import END, LENGTH, TAIL, sealed
+from tokmill.store.manifest import END, LENGTH, TAIL, with_checksum
 from tokmill.store.store import Store
 
 HERE = Path(__file__).parents[1] / "golden"
@@ -73,7 +73,7 @@ def anywhere(store: Path) -> dict[str, bytes]:
             found[said] = found[said].replace(str(path.absolute()).encode(), short.encode())
         told = msgspec.json.decode(unsealed(found[said]), type=layout.Plan)
         digest = hashlib.sha256(found[name]).hexdigest()
-        found[said] = sealed(msgspec.structs.replace(told, inputs_sha256=digest))
+        found[said] = with_checksum(msgspec.structs.replace(told, inputs_sha256=digest))
     return found
 
 

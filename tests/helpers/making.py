@@ -25,7 +25,7 @@ from tokmill.store.manifest import (
     Reference,
     canonical_digest,
     plan_digest,
-    sealed,
+    with_checksum,
 )
 from tokmill.store.receipts import make_manifest
 from tokmill.store.schema import Column, Phrases, Records, Schema, Strings, phrase_columns
@@ -130,7 +130,7 @@ def write_store(
         receipt = Receipt(
             name, 0, True, len(rows), writer.tokens, size, digest, writer.ranges, [item], []
         )
-        write_file(path / f"shards/{name}.json", sealed(receipt))
+        write_file(path / f"shards/{name}.json", with_checksum(receipt))
         receipts.append(receipt)
         planned.append(PlannedItem(f"input-{number}", f"/{number}", 0, len(rows), "", name))
     lines = (json.dumps([p.name, p.path, p.start, p.stop, p.digest, p.shard]) for p in planned)
@@ -150,8 +150,8 @@ def write_store(
         inputs_sha256=hashlib.sha256(listed).hexdigest(),
     )
     write_file(path / "inputs.jsonl", listed)
-    write_file(path / "plan.json", sealed(plan))
-    write_file(path / "manifest.json", sealed(make_manifest(plan, receipts, complete=True)))
+    write_file(path / "plan.json", with_checksum(plan))
+    write_file(path / "manifest.json", with_checksum(make_manifest(plan, receipts, complete=True)))
     return Store(path)
 
 
@@ -159,7 +159,7 @@ def change_sealed(path: Path, **changes: Any) -> None:
     """Write a manifest, plan or receipt again with other values, with the digest of these."""
     value = json.loads(path.read_bytes()) | changes
     del value["digest"]
-    path.write_bytes(sealed(value))
+    path.write_bytes(with_checksum(value))
 
 
 TOKENS: Schema = {"token": Column("u2")}

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from tokmill.base.files import make_folder, write_file
-from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, Rejects, sealed
+from tokmill.store.manifest import ItemReceipt, Plan, PlannedItem, Receipt, Rejects, with_checksum
 from tokmill.store.receipts import make_manifest
 from tokmill.store.schema import Column, Records, Schema, Strings
 from tokmill.store.shards.shard import SUFFIX, ShardWriter
@@ -82,7 +82,7 @@ def write_store(
                 skipped=dict(Counter(why for _, _, why, bad in left if not bad)),
             )
         )
-        write_file(path / f"shards/{name}.json", sealed(receipts[-1]))
+        write_file(path / f"shards/{name}.json", with_checksum(receipts[-1]))
         planned.append(PlannedItem(item.name, "/nowhere", 0, 100, "d" * 32, name))
     lines = b"".join(msgspec.json.encode(item) + b"\n" for item in planned)
     plan = Plan(
@@ -98,10 +98,12 @@ def write_store(
         roots=[],
         inputs_sha256=hashlib.sha256(lines).hexdigest(),
     )
-    write_file(path / "plan.json", sealed(plan))
+    write_file(path / "plan.json", with_checksum(plan))
     write_file(path / "inputs.jsonl", lines)
     if complete:
-        write_file(path / "manifest.json", sealed(make_manifest(plan, receipts, complete=True)))
+        write_file(
+            path / "manifest.json", with_checksum(make_manifest(plan, receipts, complete=True))
+        )
     return Store(path)
 
 

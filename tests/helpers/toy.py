@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tokmill.base.files import make_folder, write_file
-from tokmill.store.manifest import Manifest, ShardEntry, sealed
+from tokmill.store.manifest import Manifest, ShardEntry, with_checksum
 from tokmill.store.schema import Column, Records, id_dtype
 from tokmill.store.shards.shard import SUFFIX, ShardWriter
 from tokmill.store.vocab import Vocabulary
@@ -74,7 +74,7 @@ def make_store(
         rejected={},
         shards=[ShardEntry(SHARD, len(documents), len(flat), size_bytes, digest)],
     )
-    write_file(path / "manifest.json", sealed(manifest))
+    write_file(path / "manifest.json", with_checksum(manifest))
     return path
 
 

@@ -61,7 +61,7 @@ def test_a_function_that_does_what_it_must_not(kind: str, limits: Limits, why: s
             child(kind)
         assert caught.value.what == f"the process that calls {TARGET} {why}"
         assert caught.value.exit_code == 5 and caught.value.hint
-        assert caught.value.ended is not None and len(caught.value.ended.said) <= 64 << 10
+        assert caught.value.ended is not None and len(caught.value.ended.stderr) <= 64 << 10
         # The next call starts another child.
         assert child("fine") == "fine"
     assert set(psutil.Process().children()) == before

@@ -25,7 +25,7 @@ from tokmill.base.locks import is_lock, locked
 from tokmill.builds.plan import How
 from tokmill.builds.remake import deep_check
 from tokmill.store.checks.validate import validate
-from tokmill.store.manifest import sealed
+from tokmill.store.manifest import with_checksum
 from tokmill.store.store import Store
 from tokmill.store.vocab import Learned, Vocabulary
 from tokmill.training.recipe.resolve import from_dict
@@ -148,7 +148,7 @@ def test_a_note_of_a_learned_tokenizer_names_nothing_outside(store: Path, tmp_pa
     for name in ("../../../x", str(tmp_path / "x")):
         write_file(
             store / "vocab/learned.json",
-            sealed(Learned(vocab_size=300, sha256="0" * 64, files={name: digest})),
+            with_checksum(Learned(vocab_size=300, sha256="0" * 64, files={name: digest})),
         )
         (problem,) = validate(Store(store)).problems
         assert problem.where.endswith("learned.json") and "leads out" in problem.what

@@ -39,7 +39,7 @@ own_process = False
 is for all threads of a process, so those of programs that import tokmill have none."""
 reading: list[str] = []
 """Files that are read now inside of `bounded`."""
-OURS = "tokmill"
+SAFE_PATH = "tokmill"
 """Value of PYTHONSAFEPATH that this program has set; the variable counts if it has any."""
 
 
@@ -254,10 +254,10 @@ def keep_out_of_working_directory() -> None:
     It may hold the input. Python would look there for the modules of `python -m`, of torchrun's
     processes and of workers; a relative entry of PATH would find programs there.
     """
-    os.environ.setdefault("PYTHONSAFEPATH", OURS)
+    os.environ.setdefault("PYTHONSAFEPATH", SAFE_PATH)
     os.environ["PATH"] = os.pathsep.join(filter(os.path.isabs, os.get_exec_path()))
 
 
 def environment_of_users() -> dict[str, str]:
-    ours = {"PYTHONSAFEPATH": OURS}.items()
-    return {name: value for name, value in os.environ.items() if (name, value) not in ours}
+    added = {"PYTHONSAFEPATH": SAFE_PATH}.items()
+    return {name: value for name, value in os.environ.items() if (name, value) not in added}

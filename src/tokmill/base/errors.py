@@ -84,19 +84,19 @@ class MachineError(TokmillError):
     exit_code = 5
 
 
-def check_name(what: str, name: str, known: Collection[str], where: str = "") -> None:
-    """Refuse a name that is not among the known ones: "no lifter is called 'x'"."""
+def check_name(what: str, name: str, choices: Collection[str], where: str = "") -> None:
+    """Refuse a name that is not among the choices: "no lifter is called 'x'"."""
     # A table of parts looks for those of installed packages when it is asked for a name.
-    if name not in known:
-        raise UsageError(f"{what} called {name!r}", where=where, hint=nearest(name, known))
+    if name not in choices:
+        raise UsageError(f"{what} called {name!r}", where=where, hint=nearest(name, choices))
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+def nearest(name: str, choices: Iterable[str], otherwise: str = "") -> str:
     """Return "did you mean …?" for the nearest known name, or else `otherwise` or all of them."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1)
+    choices = sorted(choices)
+    close = difflib.get_close_matches(name, choices, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     if otherwise:
         return otherwise
-    return f"known: {', '.join(known)}" if known else ""
+    return f"known: {', '.join(choices)}" if choices else ""

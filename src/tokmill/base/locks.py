@@ -61,8 +61,8 @@ def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
     file with other content is the user's own, and an error.
     """
     until = time.monotonic() + wait
-    with contextlib.ExitStack() as held:
-        handle = held.enter_context(_opened(path))
+    with contextlib.ExitStack() as stack:
+        handle = stack.enter_context(_opened(path))
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,9 +75,9 @@ def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
                 raise _not_locked(handle, path, error) from error
             if still_at(handle, path):
                 break
-            held.close()
+            stack.close()
             make_folder(path.parent)
-            handle = held.enter_context(_opened(path))
+            handle = stack.enter_context(_opened(path))
         _mark(handle, path)
         yield
 

@@ -89,9 +89,9 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
             where=str(path),
             hint='extends = "other.toml", a path beside this file or the name of a shipped recipe',
         )
-    beside = path.parent / parent
+    sibling = path.parent / parent
     # Not `find`: what lies in the working directory is neither beside the file nor shipped.
-    base = beside if beside.is_file() else _shipped(Path(parent)) or beside
+    base = sibling if sibling.is_file() else _shipped(Path(parent)) or sibling
     return merge(_read(base, (*seen, resolved)), value)
 
 

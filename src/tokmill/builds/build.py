@@ -272,7 +272,7 @@ def stopped_at_once(out: Path, watch: Watch, *, swept: bool) -> Iterator[None]:
 def is_complete(out: Path) -> bool:
     """Say whether a store has the manifest of a whole build, which holds while the store grows."""
     with contextlib.suppress(TokmillError):
-        return layout.read_sealed(out / layout.MANIFEST, Manifest).complete
+        return layout.read_checked(out / layout.MANIFEST, Manifest).complete
     return False
 
 

@@ -26,7 +26,7 @@ from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.plan import How, Prepared
 from tokmill.builds.source import Item, Source, restore_probe
 from tokmill.store.checks.probe import probe_digest
-from tokmill.store.manifest import PlannedItem, Receipt, sealed
+from tokmill.store.manifest import PlannedItem, Receipt, with_checksum
 from tokmill.store.marks import LOCK
 from tokmill.store.receipts import (
     gather_manifest,
@@ -259,7 +259,7 @@ def finish(
         if parts is not None:
             parts.finish(manifest)
             return Store(parts.address)
-        write_if_different(out / "manifest.json", sealed(manifest))
+        write_if_different(out / "manifest.json", with_checksum(manifest))
         kept = {entry.name for entry in manifest.shards}
         remove_shards(out / "shards", kept)
     return Store(out)
@@ -279,7 +279,7 @@ def stop_early(out: Path, how: How, bar: Progress, watch: Watch, name: str) -> S
     manifest = gather_manifest(out)
     grows = (out / "manifest.json").exists()
     if not grows and how.part is None:
-        write_file(out / "manifest.json", sealed(manifest))
+        write_file(out / "manifest.json", with_checksum(manifest))
     share, rate, took = max(bar.done, 1) / max(bar.total, 1), bar.rate, human_time(bar.seconds)
     if name:
         raise Interrupted(

@@ -170,7 +170,7 @@ def _vocabulary_files(out: Path) -> set[str]:
     """Return the names of a store's files in `vocab`, from its plan or its manifest."""
     for name, kind in layout.DESCRIPTIONS.items():
         with contextlib.suppress(TokmillError):
-            description: Any = layout.read_sealed(out / name, kind)
+            description: Any = layout.read_checked(out / name, kind)
             tokenizer = TOKENIZER_FILES if "token" in description.vocabularies else ()
             return {*(one.file for one in description.vocabularies.values()), *tokenizer, PROBE}
     return {*TOKENIZER_FILES, PROBE}

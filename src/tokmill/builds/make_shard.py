@@ -29,8 +29,8 @@ from tokmill.store.manifest import (
     Plan,
     Receipt,
     Rejects,
-    sealed,
     shard_name,
+    with_checksum,
 )
 from tokmill.store.schema import Records, each_drop
 from tokmill.store.shards.shard import SUFFIX, Shard, ShardWriter
@@ -220,7 +220,7 @@ class _Part:
             cut=cut,
             done=UNSET if done is None else round(done, 6),
         )
-        write_file(path.with_suffix(".json"), sealed(receipt))
+        write_file(path.with_suffix(".json"), with_checksum(receipt))
         return receipt
 
 

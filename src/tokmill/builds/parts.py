@@ -17,7 +17,7 @@ from tokmill.base import remote
 from tokmill.base.errors import TokmillError
 from tokmill.base.remote import AT_ONCE, at_once
 from tokmill.store import manifest as layout
-from tokmill.store.manifest import MANIFEST, PLAN, Manifest, Plan, PlannedItem, Receipt, sealed
+from tokmill.store.manifest import MANIFEST, PLAN, Manifest, Plan, PlannedItem, Receipt
 from tokmill.store.publish import Pushed, Sending, small_files
 from tokmill.store.remote_store import below, read_manifest
 from tokmill.store.shards.shard import SUFFIX
@@ -69,7 +69,7 @@ class Parts:
 
     def finish(self, manifest: Manifest) -> None:
         self._send_small()
-        data = sealed(manifest)
+        data = layout.with_checksum(manifest)
         digest = hashlib.sha256(data).hexdigest()
         remote.put(f"{self.address}/{MANIFEST}", data, digest)
         self._to.check(MANIFEST, digest, len(data))

@@ -32,7 +32,7 @@ from tokmill.store.manifest import (
     Reference,
     canonical_digest,
     item_line,
-    sealed,
+    with_checksum,
     with_paths,
 )
 from tokmill.store.references import written_in
@@ -164,7 +164,7 @@ def shard_of(recipe_id: str, group: Sequence[Item]) -> str:
 
 def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
     write_file(store / "inputs.jsonl", _lines(planned), sync=False)
-    write_file(store / layout.PLAN, sealed(plan))
+    write_file(store / layout.PLAN, with_checksum(plan))
 
 
 def digest_of(chunks: Iterable[bytes]) -> str:
@@ -183,7 +183,7 @@ def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool
     with machine_errors("read", store):
         if not all((store / name).exists() for name in (layout.PLAN, "inputs.jsonl")):
             return False
-        if read_file(store / layout.PLAN) != sealed(plan):
+        if read_file(store / layout.PLAN) != with_checksum(plan):
             return False
         with open_file(store / "inputs.jsonl") as handle:
             same = all(handle.read(len(lines)) == lines for lines in _lines(planned))

@@ -32,7 +32,7 @@ from tokmill.store.manifest import (
     Plan,
     PlannedItem,
     Reference,
-    sealed,
+    with_checksum,
 )
 from tokmill.store.schema import Places, Records, Schema
 from tokmill.store.vocab import Vocabulary
@@ -374,7 +374,7 @@ def settle_probe(source: Source, store: Path) -> None:
         lock = store / PROBE_LOCK
         with locked(lock, "", "", wait=math.inf):
             if not path.exists():
-                write_file(path, sealed(now))
+                write_file(path, with_checksum(now))
             remove(lock)
     stored = read_probe(store)
     if stored.texts() != now.texts():
@@ -400,7 +400,7 @@ def restore_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
         return False
     wanted = None
     with contextlib.suppress(TokmillError):
-        wanted = layout.read_sealed(store / "manifest.json", Manifest).probe
+        wanted = layout.read_checked(store / "manifest.json", Manifest).probe
     if probe_path(store).exists() and (not wanted or wanted == probe_digest(store)):
         with contextlib.suppress(TokmillError):
             read_probe(store)
@@ -408,7 +408,7 @@ def restore_probe(store: Path, plan: Plan, make: Callable[[], Source]) -> bool:
     probe = make().probe(())
     if probe is None:
         return False
-    data = sealed(probe)
+    data = with_checksum(probe)
     if wanted and wanted != hashlib.sha256(data).hexdigest():
         raise TokmillError(
             "the probe was damaged, and the engine gives other ids than when the store was built",

@@ -19,7 +19,7 @@ from tokmill.base.errors import Interrupted, TokmillError, plain
 from tokmill.base.files import HINTS, machine_error
 from tokmill.plugins import COMMANDS, load
 from tokmill.terminal.frame import as_command, flowing, hint_of_option, lazy_group
-from tokmill.terminal.output import behind_doors
+from tokmill.terminal.output import with_escapes
 
 # typer has its own copy of click, which is private; this is how its class is reached.
 ClickException: type[Exception] = typer.BadParameter.__mro__[2]
@@ -69,7 +69,7 @@ def load_command(name: str) -> Any:
         return as_command(value)
     command: Any = typer.main.get_command(value)
     for inner in command.commands.values():
-        inner.callback = behind_doors(inner.callback)
+        inner.callback = with_escapes(inner.callback)
         flowing(inner)
     return command
 

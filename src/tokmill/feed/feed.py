@@ -234,10 +234,10 @@ class Feed:
         """Return which rows these are in words, such as "epoch 0, rows 7, 3"; at most 8 a store."""
         parts = []
         for number in np.unique(source).tolist():
-            mine = np.flatnonzero(source == number)
-            named = ", ".join(map(str, row[mine[:8]])) + (", …" if len(mine) > 8 else "")
+            places = np.flatnonzero(source == number)
+            named = ", ".join(map(str, row[places[:8]])) + (", …" if len(places) > 8 else "")
             of = f" of {self.sources[number].store.path}" if len(self.sources) > 1 else ""
-            parts.append(f"epoch {epoch[mine[0]]}, rows {named}{of}")
+            parts.append(f"epoch {epoch[places[0]]}, rows {named}{of}")
         return "; ".join(parts)
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
@@ -294,16 +294,16 @@ class Feed:
                 values[name][to] = value
             laid.gather.copy(first, last, columns, to)
             keys[to], shared[to] = laid.key[first:last], laid.shared[first:last]
-            documents, mine = laid.gather.documents(first, last), columns
+            documents, piece_columns = laid.gather.documents(first, last), columns
             # Usually a batch is one piece, whose arrays can be used without a copy.
             if len(pieces) == 1:
                 document = documents
             else:
                 document[to] = documents
-                mine = {name: value[to] for name, value in columns.items()}
-            self._check_ids(laid.source, mine)
+                piece_columns = {name: value[to] for name, value in columns.items()}
+            self._check_ids(laid.source, piece_columns)
             for name, vector in self.vectors[laid.source].items():
-                filled = vector.of(mine, documents)
+                filled = vector.of(piece_columns, documents)
                 # They are in no shard, so they are kept apart from what is copied out of shards.
                 whole = vectors.setdefault(name, np.zeros((size, *filled.shape[1:]), np.float32))
                 whole[to] = filled
@@ -339,10 +339,10 @@ def _as_rows(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], Array]:
     begins = np.cumsum(sizes) - sizes
     parts = []
     for laid, first, last, to in pieces:
-        mine = sizes[to]
+        counts = sizes[to]
         if laid.begins is not None:
             first, last = int(laid.begins[first]), int(laid.begins[last])
-        parts.append(Piece(laid, first, last, ranges(begins[to], mine)))
+        parts.append(Piece(laid, first, last, ranges(begins[to], counts)))
     return parts, np.repeat(np.arange(size), sizes)
 
 

@@ -65,31 +65,31 @@ def best_fit(lengths: Array, counts: Array, capacity: int) -> Patterns:
     # A node is a group of bins with the same content: that of the parent node, then `count` pieces
     # of `length` each. The root, number 0, stands for more empty bins than can be needed.
     bins, nodes = [int(counts.sum()) + 1], [(0, 0, 0)]
-    rooms, with_room = [capacity], {capacity: [0]}
+    spaces, nodes_of = [capacity], {capacity: [0]}
     for index in np.argsort(lengths)[::-1].tolist():
         length, left = int(lengths[index]), int(counts[index])
         while left:
-            place = bisect_left(rooms, length)
-            room = rooms[place]
-            node = with_room[room][-1]
+            place = bisect_left(spaces, length)
+            space = spaces[place]
+            node = nodes_of[space][-1]
             # Best fit fills a bin as long as one more piece fits.
-            most = room // length
+            most = space // length
             full, rest = divmod(left, most)
             if full >= bins[node]:
                 full, rest = bins[node], 0
             left -= full * most + rest
             bins[node] -= full + (rest > 0)
             if not bins[node]:
-                with_room[room].pop()
-                if not with_room[room]:
-                    del with_room[room], rooms[place]
+                nodes_of[space].pop()
+                if not nodes_of[space]:
+                    del nodes_of[space], spaces[place]
             for group, count in ((full, most), (int(rest > 0), rest)):
                 if group:
-                    after = room - count * length
-                    if after not in with_room:
-                        with_room[after] = []
-                        insort(rooms, after)
-                    with_room[after].append(len(nodes))
+                    after = space - count * length
+                    if after not in nodes_of:
+                        nodes_of[after] = []
+                        insort(spaces, after)
+                    nodes_of[after].append(len(nodes))
                     nodes.append((node, length, count))
                     bins.append(group)
     return _patterns(np.asarray(bins[1:], np.int64), np.asarray(nodes[1:], np.int64))
@@ -155,8 +155,8 @@ def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -
     They are read from `cache/`, or computed and kept there if the folder can be written.
     """
     folder = store.path / "cache"
-    mine = f"pieces-{store.fingerprint[:16]}-"
-    path = folder / f"{mine}{length}-{overlap}-{shards}-{seed if shards else 0}{SUFFIX}"
+    prefix = f"pieces-{store.fingerprint[:16]}-"
+    path = folder / f"{prefix}{length}-{overlap}-{shards}-{seed if shards else 0}{SUFFIX}"
     pieces = _read(path, store.records)
     if pieces is None:
         groups = shard_groups(len(store.shards), shards, seed)
@@ -165,7 +165,7 @@ def pieces_of(store: Store, length: int, overlap: int, shards: int, seed: int) -
             make_folder(folder)
             for other in folder.glob("pieces-*"):
                 # Of an earlier state of the store.
-                if not other.name.startswith(mine):
+                if not other.name.startswith(prefix):
                     remove(other)
             _write(path, pieces)
             pieces = _read(path, store.records) or pieces
@@ -195,10 +195,10 @@ def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Piece
     packs: list[int] = []
     done = 0
     for shards in groups:
-        found = [np.zeros((2, 0), np.int64)]
+        counted = [np.zeros((2, 0), np.int64)]
         for _, some in _codes(store, shards, length, overlap):
-            found.append(np.stack(np.unique(some, return_counts=True)))
-        every, counts = np.concatenate(found, axis=1)
+            counted.append(np.stack(np.unique(some, return_counts=True)))
+        every, counts = np.concatenate(counted, axis=1)
         codes, number = np.unique(every, return_inverse=True)
         count = np.zeros(len(codes), np.int64)
         np.add.at(count, number, counts)
@@ -207,9 +207,9 @@ def _make(store: Store, length: int, overlap: int, groups: list[Array]) -> Piece
             of = np.searchsorted(codes, some)
             # numpy sorts numbers of 16 bits by radix.
             order = np.argsort(of.astype(np.min_scalar_type(len(codes))), kind="stable")
-            mine = np.bincount(of, minlength=len(codes))
-            documents[ranges(place, mine)] = first + order
-            place += mine
+            added = np.bincount(of, minlength=len(codes))
+            documents[ranges(place, added)] = first + order
+            place += added
         done += int(count.sum())
         classes.append(np.stack([codes >> 32, codes & (1 << 32) - 1, count]))
         packed = best_fit(*rests(classes[-1][0], count)[:2], length)

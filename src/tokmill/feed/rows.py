@@ -66,13 +66,13 @@ class Rows(Protocol):
 
     def holding(self, records: Array, epoch: int) -> Array:
         """Return the entries with tokens of some records (int64, each once); by a look at all."""
-        found = [np.zeros(0, np.int64)]
+        parts = [np.zeros(0, np.int64)]
         for start in range(0, len(self), AT_ONCE):
             entries = np.arange(start, min(start + AT_ONCE, len(self)))
             sizes, spans = self.sizes(entries), self.spans(entries, epoch)
             rows = entries if sizes is None else np.repeat(entries, sizes)
-            found.append(np.unique(rows[spans.row[np.isin(spans.record, records)]]))
-        return np.concatenate(found)
+            parts.append(np.unique(rows[spans.row[np.isin(spans.record, records)]]))
+        return np.concatenate(parts)
 
     @property
     def value_stores(self) -> Sequence[Store]:

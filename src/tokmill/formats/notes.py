@@ -27,7 +27,7 @@ from tokmill.base.files import (
     write_file,
 )
 from tokmill.base.locks import writing
-from tokmill.store.manifest import canonical_digest, read_sealed, sealed
+from tokmill.store.manifest import canonical_digest, read_checked, with_checksum
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
 
@@ -89,7 +89,7 @@ class Export:
         self.is_damaged = False
         if self.path.exists():
             try:
-                self.before = read_sealed(self.path, Note)
+                self.before = read_checked(self.path, Note)
             except TokmillError:
                 # Its files are taken for those of an export.
                 self.is_damaged = True
@@ -152,13 +152,13 @@ class Export:
     def give_up(self) -> None:
         """Restore the note from before, if nothing was written."""
         if self.before is not None and not self.written:
-            write_file(self.path, sealed(self.before))
+            write_file(self.path, with_checksum(self.before))
         elif not self.written:
             remove(self.path)
 
     def _note(self, files: list[Written], *, complete: bool) -> None:
         note = Note(export=self.kind, identity=self.identity, complete=complete, files=files)
-        write_file(self.path, sealed(note))
+        write_file(self.path, with_checksum(note))
 
 
 @contextmanager
@@ -232,7 +232,7 @@ def find_notes(path: Path) -> list[Path]:
 
 def _names(note: Path, name: str) -> bool:
     try:
-        files = read_sealed(note, Note)
+        files = read_checked(note, Note)
         return name in {file.name for file in files.files}
     except TokmillError:
         return note.name == f".{name}{SUFFIX}"
@@ -246,7 +246,7 @@ def check(path: Path) -> Checked:
     folder = path if path.is_dir() else path.parent
     for place in find_notes(path):
         try:
-            note = read_sealed(place, Note)
+            note = read_checked(place, Note)
             kinds.append(note.export)
             files += note.files
             if not note.complete:

@@ -40,22 +40,22 @@ def load_coder(
 ) -> tuple[dict[str, Vocabulary], Coder | None]:
     """Return the vocabularies of columns, and their coder; None if a column has no vocabulary."""
     names = {column: facts.schema[column].vocab for column in columns if column in facts.schema}
-    found = {
+    vocabs = {
         column: facts.vocabularies[name]
         for column, name in names.items()
         if name in facts.vocabularies
     }
-    if len(found) < len(columns):
-        return found, None
-    files = {column: inside(run / VOCAB, vocabulary.file) for column, vocabulary in found.items()}
-    kind = found[columns[0]].coder
+    if len(vocabs) < len(columns):
+        return vocabs, None
+    files = {column: inside(run / VOCAB, vocabulary.file) for column, vocabulary in vocabs.items()}
+    kind = vocabs[columns[0]].coder
     coder = plugins.load(plugins.CODERS, kind)
     if kind == "tokenizer":
         tokenizer = coder.from_file(files[columns[0]])
         check_tokenizer(tokenizer, run / VOCAB)
-        return found, Text(tokenizer, columns[0])
+        return vocabs, Text(tokenizer, columns[0])
     result: Coder = coder.from_files(files)
-    return found, result
+    return vocabs, result
 
 
 def prompt_ids(
@@ -120,22 +120,22 @@ def first_ids(
     imported run the token that begins a text, else the one that ends it. Raises `UsageError` if
     the run has learned nothing after such ones.
     """
-    known: dict[str, list[int]] = {}
+    starts: dict[str, list[int]] = {}
     for name, vocabulary in vocabularies.items():
         roles = [
             number for role in ("bos", "eot") if (number := vocabulary.roles.get(role)) is not None
         ]
         learned = facts.suffix.get(name, ())[-1:] if facts.fingerprint else roles[:1]
         if start := facts.prefix.get(name) or learned:
-            known[name] = [*start]
-    if known.keys() != sizes.keys():
+            starts[name] = [*start]
+    if starts.keys() != sizes.keys():
         raise UsageError(
             "the run has not learned how a text begins: its vocabulary or the records of its store "
             "have no token before the first one, so a prompt is needed",
             where=where,
             hint="give a --prompt" if len(vocabularies) == len(sizes) else "give --ids 1,2,3",
         )
-    return known
+    return starts
 
 
 def parse_ids(text: str, where: str = "--ids") -> list[int]:

@@ -75,8 +75,8 @@ def embed(
     They are kept in the store as an overlay, so the next call only reads them. Arguments and errors
     are those of `embed_store`.
     """
-    made = embed_store(run, store, pool=pool, at=at, quiet=not live())
-    return Store(store, [made.overlay]).column(COLUMN)
+    built = embed_store(run, store, pool=pool, at=at, quiet=not live())
+    return Store(store, [built.overlay]).column(COLUMN)
 
 
 def embed_store(
@@ -179,7 +179,7 @@ class EmbedSource(OverlaySource):
         super().prepare()
         config = self.config
         self.device = pick_device(config.device)
-        self.model = known_model(config)
+        self.model = model_of(config)
         self.config = msgspec.structs.replace(config, run=str(self.model.run))
         if config.batch_tokens < 1:
             raise UsageError(
@@ -201,7 +201,7 @@ class EmbedSource(OverlaySource):
     @classmethod
     def name_of(cls, config: Any) -> str:
         """Return the given name, or one made of the pooling and the model's digest."""
-        model = None if config.name else known_model(config)
+        model = None if config.name else model_of(config)
         return f"{model.pool}-{model.digest[:12]}" if model else str(config.name)
 
     def identity(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class EmbedSource(OverlaySource):
         if self.device.type == "cpu":
             keep_freed_memory()
         return Vectors(
-            load_known(self.config, self.model),
+            load_model(self.config, self.model),
             Precision(self.model.precision, self.device),
             self.model.pool,
             self.config.batch_tokens,
@@ -271,7 +271,7 @@ class EmbedSource(OverlaySource):
         return shlex.join([*words, *(["--at", config.at] if config.at else [])])
 
 
-class Known(NamedTuple):
+class EmbeddingModel(NamedTuple):
     """Facts of a run's model that are known without loading its weights."""
 
     run: Path
@@ -289,7 +289,7 @@ class Known(NamedTuple):
         return task_type(self.config).vectors(self.config.task, store)
 
 
-def known_model(config: EmbedConfig) -> Known:
+def model_of(config: EmbedConfig) -> EmbeddingModel:
     if not config.run:
         raise UsageError("no run is named", hint="--run RUN")
     run = Path(config.run).absolute()
@@ -308,7 +308,7 @@ def known_model(config: EmbedConfig) -> Known:
         "columns": facts.columns,
         "precision": recipe.run.precision,
     }
-    return Known(
+    return EmbeddingModel(
         run,
         canonical_digest(decides),
         step_of(file.parent),
@@ -321,13 +321,13 @@ def known_model(config: EmbedConfig) -> Known:
     )
 
 
-def load_known(config: EmbedConfig, known: Known) -> Task:
+def load_model(config: EmbedConfig, model: EmbeddingModel) -> Task:
     """Return the task of a model; raises `MachineError` if its weights are newer ones by now."""
-    task = load_task(known.run, config.at)
-    if known_model(config).digest != known.digest:
+    task = load_task(model.run, config.at)
+    if model_of(config).digest != model.digest:
         raise MachineError(
             "a training has replaced the weights meanwhile",
-            where=str(known.run),
+            where=str(model.run),
             hint="run the command again, or name a step that stays: --at STEP",
         )
     return task

@@ -62,8 +62,8 @@ class Predictions:
         best = self.probabilities.argmax(1).tolist()
         for key, number, share in zip(keys, best, self.probabilities.tolist(), strict=True):
             each = dict(zip(self.names, share, strict=True))
-            found = {"label": self.names[number], "probabilities": each}
-            yield dict(zip(self.keys, key, strict=True)) | found
+            prediction = {"label": self.names[number], "probabilities": each}
+            yield dict(zip(self.keys, key, strict=True)) | prediction
 
 
 def predict(
@@ -94,13 +94,13 @@ def predict(
         )
     task, place = load_task(run, at), pick_device(device)
     assert isinstance(task, Classify)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         built = not is_store(Path(input))
         if built:
-            store = held.enter_context(temporary_store(run, facts, str(input)))
+            store = stack.enter_context(temporary_store(run, facts, str(input)))
         else:
             store = open_to_evaluate(str(input), config.data)
-            held.enter_context(ShardCheck([store] if config.data.verify else []))
+            stack.enter_context(ShardCheck([store] if config.data.verify else []))
         check_form(run, task, facts, store)
         rows = task.records(store)
         with Progress("predict", len(rows), unit="records", quiet=quiet) as bar:
@@ -144,8 +144,8 @@ def shares(
 @contextlib.contextmanager
 def temporary_store(run: Path, facts: Facts, path: str) -> Iterator[Store]:
     """Yield a temporary store of a file, or of lines from stdin, read as that of a run was."""
-    made = read_input_format(run)
-    if made is None:
+    form = read_input_format(run)
+    if form is None:
         raise TokmillError(
             "the run does not know how its records were built",
             where=str(run),
@@ -159,17 +159,17 @@ def temporary_store(run: Path, facts: Facts, path: str) -> Iterator[Store]:
             path = str(Path(folder) / "stdin.txt")
             with machine_errors("write", path), open(path, "wb") as file:
                 shutil.copyfileobj(sys.stdin.buffer, file)
-        kind: Any = plugins.load(plugins.SOURCES, made.source)
+        kind: Any = plugins.load(plugins.SOURCES, form.source)
         try:
-            chosen = kind.to_predict(made, path, made.segments * lines)
+            chosen = kind.to_predict(form, path, form.segments * lines)
             text = kind.has_tokenizer and "token" in facts.vocabularies
-            vocab = {"vocab": str(run / VOCAB)} if made.options.get("vocab") else {}
+            vocab = {"vocab": str(run / VOCAB)} if form.options.get("vocab") else {}
             recipe = BuildRecipe(
                 source=chosen.source,
                 inputs=(path,),
                 out=str(Path(folder) / "store"),
                 tokenizer=str(run) if text else None,
-                roles=made.roles,
+                roles=form.roles,
                 options=chosen.options | vocab,
             )
             store = build(recipe, How(amount=Amount(workers=0), max_rejects=1, quiet=True))
@@ -178,7 +178,7 @@ def temporary_store(run: Path, facts: Facts, path: str) -> Iterator[Store]:
                 error.where = error.where.replace(path, "stdin")
                 error.hint = error.hint.replace(path, "FILE")
             if isinstance(error, UsageError) and not lines:
-                options = f"`build {made.source}` with the options in {run / INPUT_FORMAT}"
+                options = f"`build {form.source}` with the options in {run / INPUT_FORMAT}"
                 error.hint = f"it is read by {options}; - reads lines of text from stdin"
             raise
         check_engine(store, run / VOCAB)
@@ -188,9 +188,9 @@ def temporary_store(run: Path, facts: Facts, path: str) -> Iterator[Store]:
 def check_form(run: Path, task: Classify, facts: Facts, store: Store) -> None:
     """Refuse a store whose records do not look like those that a run has learned."""
     check_store(facts, store)
-    made, segments, wrong = read_input_format(run), segments_of(store), ""
-    if made and made.segments != segments:
-        wrong = f"a record has {segments} sentences, and the run has learned {made.segments}"
+    form, segments, wrong = read_input_format(run), segments_of(store), ""
+    if form and form.segments != segments:
+        wrong = f"a record has {segments} sentences, and the run has learned {form.segments}"
     before, after = ({}, {}) if task.frame else affixes_of(store)
     for name, ids in before.items():
         end = [*facts.suffix.get(name, ())]

@@ -40,7 +40,7 @@ class Row:
     sample: int
     """Number of this continuation of the prompt."""
     ids: Ids
-    made: dict[str, list[int]] = field(default_factory=dict)
+    new_ids: dict[str, list[int]] = field(default_factory=dict)
     end: End = "tokens"
     out_of_sight: int = 0
     """Number of first ids that the model no longer saw when it chose the last one."""
@@ -60,7 +60,7 @@ def continue_rows(
     sizes: Mapping[str, int | None],
     ends: Mapping[str, Collection[int]],
 ) -> None:
-    """Fill `made`, `end` and `out_of_sight` of rows, with at most `tokens` ids of each column.
+    """Fill `new_ids`, `end` and `out_of_sight` of rows, with at most `tokens` ids of each column.
 
     Args:
         task: predicts every column that it reads.
@@ -77,7 +77,7 @@ def continue_rows(
     """
     names = list(task.sizes)
     for row in rows:
-        row.made, row.end, row.out_of_sight = {name: [] for name in names}, "tokens", 0
+        row.new_ids, row.end, row.out_of_sight = {name: [] for name in names}, "tokens", 0
     alive = sorted(rows, key=lambda row: (-row.length, row.prompt, row.sample)) if tokens else []
     if not alive:
         return
@@ -105,7 +105,7 @@ def continue_rows(
     if size := window(task):
         for row in rows:
             # The ids before the last choice, whether that id is kept or has ended the row.
-            before = row.length + len(row.made[names[0]]) - (row.end != "eot")
+            before = row.length + len(row.new_ids[names[0]]) - (row.end != "eot")
             row.out_of_sight = max(0, before - size)
 
 
@@ -135,7 +135,7 @@ def append(
             row.end = "eot"
             continue
         for name, ids in values.items():
-            row.made[name].append(ids[number])
+            row.new_ids[name].append(ids[number])
         kept.append(number)
     return kept
 
@@ -348,8 +348,8 @@ class Sampler:
                 yield Continuation(
                     number=row.prompt,
                     sample=row.sample,
-                    text=self.coder.decode(row.made) if self.coder else "",
-                    ids=row.made,
+                    text=self.coder.decode(row.new_ids) if self.coder else "",
+                    ids=row.new_ids,
                     end=row.end,
                     out_of_sight=row.out_of_sight,
                 )

@@ -268,7 +268,7 @@ class Vectors:
 
     def segments(self, columns: dict[str, Array], lengths: Array) -> Iterator[Segment]:
         """Yield the hidden states of rows, a segment at a time, without rows that have ended."""
-        device, length = self.precision.device, self.held
+        device, length = self.precision.device, self.segment_length
         model = self.model if isinstance(self.model, Recurrent) else None
         state = model.start(len(lengths)) if model else None
         for start in range(0, int(lengths[0]), length):
@@ -295,7 +295,7 @@ class Vectors:
             yield hidden, torch.from_numpy(count).to(device)
 
     @property
-    def held(self) -> int:
+    def segment_length(self) -> int:
         """Tokens of a segment, without its special tokens."""
         return self.task.length - 2 * bool(self.frame)
 

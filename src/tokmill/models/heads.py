@@ -249,8 +249,8 @@ def pool_rows(hidden_BTD: Tensor, document_BT: Tensor, pool: Pool) -> Tensor:
     # Autocast would weigh in half precision.
     with torch.autocast(hidden_BTD.device.type, enabled=False):
         segment = hidden_BTD, length_B.clamp(min=1)
-        made_BD = pool_segments([segment], hidden_BTD[:, 0], pool)
-        return torch.where(length_B[:, None] > 0, made_BD, 0)
+        pooled_BD = pool_segments([segment], hidden_BTD[:, 0], pool)
+        return torch.where(length_B[:, None] > 0, pooled_BD, 0)
 
 
 def inside(hidden_BTD: Tensor, length_B: Tensor) -> Tensor:

@@ -345,10 +345,10 @@ def decay_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> lis
     """Return two groups: tensors with two or more axes decay, scales and biases do not."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     matrices = [parameter for parameter in trained if parameter.ndim >= 2]
-    others = [parameter for parameter in trained if parameter.ndim < 2]
+    undecayed = [parameter for parameter in trained if parameter.ndim < 2]
     groups: list[Group] = [
         {"params": matrices, "weight_decay": weight_decay, "lr_scale": 1.0},
-        {"params": others, "weight_decay": 0.0, "lr_scale": 1.0},
+        {"params": undecayed, "weight_decay": 0.0, "lr_scale": 1.0},
     ]
     return [group for group in groups if group["params"]]
 

@@ -62,14 +62,14 @@ class Judged(NamedTuple):
     """The entropy that even choices would have."""
 
 
-def judge(scores: Scores, masks: Masks, actions: Tensor, layout: Layout) -> Judged:
+def evaluate(scores: Scores, masks: Masks, actions: Tensor, layout: Layout) -> Judged:
     """Return log-probability and entropy of actions (B, 1 + 2 L) int64."""
     kind = actions[:, 0]
     sums = _part(scores.kind[:, None], masks.kind[:, None], kind[:, None])
     cut, tile_scores, tile_mask = _chosen_tiles(scores, masks, kind, layout)
     tiles = actions[:, 1 : 1 + layout.loops]
-    made = (tiles > 0).long()
-    before = made.cumsum(1) - made > 0
+    tiled = (tiles > 0).long()
+    before = tiled.cumsum(1) - tiled > 0
     sums = sums + cut[:, None] * _part(tile_scores, _cutting(tile_mask, before), tiles)
     ordered = _ordered(kind, layout)
     order = actions[:, 1 + layout.loops :]

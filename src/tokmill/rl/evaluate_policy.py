@@ -63,14 +63,14 @@ def evaluate(
     def met(number: int, schedule: tuple[Any, ...]) -> bool:
         return (number, schedule) in played
 
-    room, numbers = ScheduleEnv(problems, measure, config.sizes, config.view), range(len(problems))
+    env, numbers = ScheduleEnv(problems, measure, config.sizes, config.view), range(len(problems))
     task.eval()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        rounds = [play(act, room, numbers, task.layout, greedy=True, done=done)]
+        rounds = [play(act, env, numbers, task.layout, greedy=True, done=done)]
         played = {(one.problem, one.schedule) for one in rounds[0]}
         for _ in range(samples):
-            rounds.append(play_new(act, room, numbers, task.layout, met, REDRAWS, done))
+            rounds.append(play_new(act, env, numbers, task.layout, met, REDRAWS, done))
             played |= {(one.problem, one.schedule) for one in rounds[-1]}
     results = []
     for number, problem in enumerate(problems):

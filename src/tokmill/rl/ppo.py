@@ -63,8 +63,8 @@ def clipped_loss(
     """
     log_ratio = logp - old
     ratio = log_ratio.exp()
-    held = ratio.clamp(1 - clip, 1 + clip)
-    policy = -torch.minimum(ratio * advantage, held * advantage).sum()
+    clipped = ratio.clamp(1 - clip, 1 + clip)
+    policy = -torch.minimum(ratio * advantage, clipped * advantage).sum()
     with torch.no_grad():
         kl = (ratio - 1 - log_ratio).sum()
         outside = ((ratio - 1).abs() > clip).float().sum()

@@ -67,10 +67,10 @@ class ScheduleLoop:
                 hint="leave --processes and --nodes out",
             )
         self.config, self.task, self.engine, self.out = config, task, engine, out
-        self.mine: SchedulesConfig = config.task
-        self.problems, self.others = modules_of(config)
-        self.environment = facts_of(config, self.problems, self.others)
-        self.evaluates = bool(self.others)
+        self.task_config: SchedulesConfig = config.task
+        self.problems, self.val_problems = modules_of(config)
+        self.environment = facts_of(config, self.problems, self.val_problems)
+        self.evaluates = bool(self.val_problems)
 
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
@@ -85,16 +85,16 @@ class ScheduleLoop:
     def steps(self, steps: range) -> Iterator[None]:
         """Keep a child that measures, and the cache, for these steps."""
         self._check_modules()
-        place = Path(self.mine.cache) if self.mine.cache else self.out / CACHE
+        place = Path(self.task_config.cache) if self.task_config.cache else self.out / CACHE
         if steps.start and not place.exists():
             _say(
                 f"the measurements of the steps before are gone ({place}): what follows is "
                 "measured anew, and differs from what an unbroken run would have measured"
             )
-        with Measurements(settings_of(self.mine), place) as self.measure_one:
-            self.room = self._room(self.problems)
-            if self.others:
-                self.other_room = self._room(self.others)
+        with Measurements(settings_of(self.task_config), place) as self.measure_one:
+            self.env = self._make_env(self.problems)
+            if self.val_problems:
+                self.val_env = self._make_env(self.val_problems)
             try:
                 yield
             finally:
@@ -109,21 +109,21 @@ class ScheduleLoop:
 
     def next(self) -> tuple[float, float]:
         """Say how many evaluations the step will make; nothing is drawn yet."""
-        return self.mine.bench_count, self.mine.bench_count
+        return self.task_config.bench_count, self.task_config.bench_count
 
     def learn(self, session: Session, total: int) -> tuple[dict[str, float], int]:
         step = session.state.step
         hits = self.measure_one.hits
         episodes = play_new(
             self.engine.act,
-            self.room,
-            drawn(len(self.problems), step, self.mine.bench_count, self.config.data.seed),
+            self.env,
+            drawn(len(self.problems), step, self.task_config.bench_count, self.config.data.seed),
             self.task.layout,
             lambda number, schedule: self.task.memory.knows(self.problems[number].name, schedule),
-            self.mine.redraws,
+            self.task_config.redraws,
         )
         self._remember(episodes)
-        moves = moves_of(episodes, self.mine, self._imitated())
+        moves = moves_of(episodes, self.task_config, self._imitated())
         report = self._improve(session, moves)
         if self.task.entropy.see(report["entropy"]):
             _say(
@@ -151,11 +151,11 @@ class ScheduleLoop:
 
     def measure(self, quiet: bool) -> dict[str, float]:
         """Schedule modules that are never learned from, by the likeliest actions."""
-        with Progress("held out", len(self.others), unit="modules", quiet=quiet) as bar:
+        with Progress("held out", len(self.val_problems), unit="modules", quiet=quiet) as bar:
             episodes = play(
                 self.engine.act,
-                self.other_room,
-                range(len(self.others)),
+                self.val_env,
+                range(len(self.val_problems)),
                 self.task.layout,
                 greedy=True,
                 done=lambda: bar.advance(1),
@@ -163,7 +163,7 @@ class ScheduleLoop:
         metrics = outcome(episodes)
         return {"loss": -float(np.log10(metrics["speedup"])), **metrics}
 
-    def _room(self, problems: Sequence[Problem]) -> ScheduleEnv:
+    def _make_env(self, problems: Sequence[Problem]) -> ScheduleEnv:
         model = self.task.model.config
         return ScheduleEnv(problems, self.measure_one, model.sizes, model.view)
 
@@ -173,25 +173,25 @@ class ScheduleLoop:
         Each is a mean over the moves that it counts: of the policy and the value over those that
         were played, of imitation over those that are imitated, of the loss over all.
         """
-        mine, rows = self.mine, len(moves.targets["action"])
+        config, rows = self.task_config, len(moves.targets["action"])
         own = int(moves.values["acts"].sum())
-        judging = np.flatnonzero(moves.values["judges"].numpy())
+        judged = np.flatnonzero(moves.values["judges"].numpy())
         sums: dict[str, float] = {}
         passes = 0
-        for parts in ppo.minibatches(rows, mine.ppo_batch_size, mine.ppo_epochs):
+        for parts in ppo.minibatches(rows, config.ppo_batch_size, config.ppo_epochs):
             kl = 0.0
             for part in parts:
-                found = session.update([Micro(part, rows_of(moves, part))], len(part))
-                kl += found["kl"]
-                for name, value in found.items():
+                metrics = session.update([Micro(part, rows_of(moves, part))], len(part))
+                kl += metrics["kl"]
+                for name, value in metrics.items():
                     sums[name] = sums.get(name, 0.0) + value
             passes += 1
-            if mine.max_kl and kl / own > mine.max_kl:
+            if config.max_kl and kl / own > config.max_kl:
                 break
-        if mine.value_batch_size:
-            alone = rows_of(moves, judging)
-            alone.values |= {name: torch.zeros(len(judging)) for name in ("acts", "imitates")}
-            for parts in ppo.minibatches(len(judging), mine.value_batch_size, mine.value_epochs):
+        if config.value_batch_size:
+            alone = rows_of(moves, judged)
+            alone.values |= {name: torch.zeros(len(judged)) for name in ("acts", "imitates")}
+            for parts in ppo.minibatches(len(judged), config.value_batch_size, config.value_epochs):
                 for part in parts:
                     session.update([Micro(part, rows_of(alone, part))], len(part))
         most = max(sums.pop("most_entropy"), 1e-9)
@@ -217,7 +217,7 @@ class ScheduleLoop:
 
     def _imitated(self) -> list[Episode]:
         """Return one of the best schedules of each module, with the weight of its moves."""
-        if not self.mine.imitation_coef:
+        if not self.task_config.imitation_coef:
             return []
         episodes = []
         for number, problem in enumerate(self.problems):
@@ -225,13 +225,13 @@ class ScheduleLoop:
             draw = float(torch.rand(()))
             if kept:
                 weight, chosen = kept[int(draw * len(kept))]
-                episodes.append(again(self.room, number, chosen, weight))
+                episodes.append(again(self.env, number, chosen, weight))
         return episodes
 
     def _check_modules(self) -> None:
         """Write the digests of all modules, or compare them with those that the run began with."""
         place = self.out / MODULES
-        every = [*self.problems, *self.others]
+        every = [*self.problems, *self.val_problems]
         now = {one.name: hashlib.sha256(one.text.encode()).hexdigest() for one in every}
         before = read_json(place, dict[str, str]) if place.exists() else now
         for name in [*before, *now]:

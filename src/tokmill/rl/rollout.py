@@ -44,7 +44,7 @@ class Episode:
 
 def play(
     act: Act,
-    room: ScheduleEnv,
+    env: ScheduleEnv,
     problems: Sequence[int],
     layout: Layout,
     *,
@@ -52,7 +52,7 @@ def play(
     measured: bool = True,
     done: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
-    """Return an episode of each problem, by its number in the environment `room`.
+    """Return an episode of each problem, by its number in the environment `env`.
 
     All of them move together, so that a step of all is one batch; `done` is called after each
     measurement. Nothing but torch's random numbers is drawn, and with `greedy` none. Without
@@ -60,10 +60,10 @@ def play(
     """
     episodes = [Episode(problem) for problem in problems]
     # Copies share what does not change; `reset` makes the rest.
-    rooms = [copy.copy(room) for _ in episodes]
+    envs = [copy.copy(env) for _ in episodes]
     states = [
         one.reset(seed=0, options={"problem": episode.problem, "measured": measured})
-        for one, episode in zip(rooms, episodes, strict=True)
+        for one, episode in zip(envs, episodes, strict=True)
     ]
     going = list(range(len(episodes)))
     while going:
@@ -73,7 +73,7 @@ def play(
         still = []
         for place, number in enumerate(going):
             episode = episodes[number]
-            observation, reward, over, _, info = rooms[number].step(chosen[place])
+            observation, reward, over, _, info = envs[number].step(chosen[place])
             episode.seen.append(seen[place])
             episode.masks.append(allowed[place])
             episode.chosen.append(chosen[place])
@@ -95,44 +95,44 @@ def play(
 
 def play_new(
     act: Act,
-    room: ScheduleEnv,
+    env: ScheduleEnv,
     problems: Sequence[int],
     layout: Layout,
-    known: Callable[[int, tuple[Any, ...]], bool],
+    was_played: Callable[[int, tuple[Any, ...]], bool],
     redraws: int,
     done: Callable[[], None] = lambda: None,
 ) -> list[Episode]:
     """Return episodes as `play` does, of new schedules where they can be drawn.
 
-    One that is `known`, or like another of these episodes, is drawn again before anything is
+    One that `was_played`, or is like another of these episodes, is drawn again before anything is
     measured, at most `redraws` times. What is still known or alike then is measured nevertheless.
     """
-    drawn = play(act, room, problems, layout, measured=False)
+    drawn = play(act, env, problems, layout, measured=False)
     for _ in range(redraws):
         met: set[tuple[int, tuple[Any, ...]]] = set()
         old = []
         for place, one in enumerate(drawn):
-            if known(one.problem, one.schedule) or (one.problem, one.schedule) in met:
+            if was_played(one.problem, one.schedule) or (one.problem, one.schedule) in met:
                 old.append(place)
             met.add((one.problem, one.schedule))
         if not old:
             break
-        fresh = play(act, room, [problems[place] for place in old], layout, measured=False)
+        fresh = play(act, env, [problems[place] for place in old], layout, measured=False)
         for place, one in zip(old, fresh, strict=True):
             drawn[place] = one
     for one in drawn:
-        one.result = room.measure(room.problems[one.problem], one.schedule)
+        one.result = env.measure(env.problems[one.problem], one.schedule)
         one.rewards[-1] = reward(one.result)
         done()
     return drawn
 
 
-def again(room: ScheduleEnv, problem: int, chosen: Sequence[Array], weight: float) -> Episode:
+def again(env: ScheduleEnv, problem: int, chosen: Sequence[Array], weight: float) -> Episode:
     """Return an episode of actions that were taken before, without a measurement.
 
     Its last reward is `weight`, and it has no probabilities and values.
     """
-    episode, own = Episode(problem), copy.copy(room)
+    episode, own = Episode(problem), copy.copy(env)
     observation, info = own.reset(seed=0, options={"problem": problem, "measured": False})
     for action in chosen:
         episode.seen.append(observation)
@@ -152,10 +152,10 @@ def _decide(
     greedy: bool,
 ) -> tuple[Array, list[float], list[float]]:
     masks = actions.masks_of(allowed)
-    found = {
+    outputs = {
         name: value.cpu() for name, value in act(batch_of(embeddings.batch(seen), masks)).items()
     }
-    scores = Scores(*(found[name] for name in Scores._fields))
+    scores = Scores(*(outputs[name] for name in Scores._fields))
     chosen = actions.choose(scores, masks, layout, greedy=greedy)
-    judged = actions.judge(scores, masks, chosen, layout)
-    return chosen.numpy(), judged.logp.tolist(), found["value"].tolist()
+    judged = actions.evaluate(scores, masks, chosen, layout)
+    return chosen.numpy(), judged.logp.tolist(), outputs["value"].tolist()

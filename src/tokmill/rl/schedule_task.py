@@ -41,26 +41,26 @@ class Memory:
         """How many rewards there were, and their mean, in which late ones count more."""
         self._best: dict[str, list[tuple[float, list[list[int]]]]] = {}
         """Rewards and actions, the best one first."""
-        self._known: dict[str, set[str]] = {}
+        self._digests: dict[str, set[str]] = {}
         """Digests of all schedules."""
 
     def see(
         self, module: str, reward: float, chosen: list[Array], schedule: tuple[Any, ...]
     ) -> None:
         """Take the reward of an episode, its actions (`ScheduleEnv`) and their schedule."""
-        self._known.setdefault(module, set()).add(_digest(schedule))
+        self._digests.setdefault(module, set()).add(_digest(schedule))
         count, mean = self._means.get(module, (0.0, 0.0))
         mean += (reward - mean) * max(1 / (count + 1), LEAST)
         self._means[module] = [count + 1, mean]
         actions = [[int(one) for one in row] for row in chosen]
         kept = self._best.setdefault(module, [])
-        if all(actions != known for _, known in kept):
+        if all(actions != earlier for _, earlier in kept):
             kept.append((float(reward), actions))
             kept.sort(key=lambda one: -one[0])
             del kept[self.most :]
 
     def knows(self, module: str, schedule: tuple[Any, ...]) -> bool:
-        return _digest(schedule) in self._known.get(module, ())
+        return _digest(schedule) in self._digests.get(module, ())
 
     def mean(self, module: str) -> float | None:
         """Return the mean of a module's rewards; None before the first."""
@@ -82,7 +82,7 @@ class Memory:
                 name: [[reward, actions] for reward, actions in kept]
                 for name, kept in self._best.items()
             },
-            "known": {name: sorted(known) for name, known in self._known.items()},
+            "known": {name: sorted(digests) for name, digests in self._digests.items()},
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -92,7 +92,7 @@ class Memory:
                    for reward, actions in kept]
             for name, kept in state["best"].items()
         }  # fmt: skip
-        self._known = {name: set(known) for name, known in state["known"].items()}
+        self._digests = {name: set(digests) for name, digests in state["known"].items()}
 
 
 def _digest(schedule: tuple[Any, ...]) -> str:
@@ -255,7 +255,7 @@ class Schedules(Task):
         results = self.act(batch)
         scores = Scores(*(results[name] for name in Scores._fields))
         masks = Masks(*(values[ALLOWED + name] for name in Masks._fields))
-        judged = actions.judge(scores, masks, batch.targets["action"], self.layout)
+        judged = actions.evaluate(scores, masks, batch.targets["action"], self.layout)
         acts = values["acts"]
         losses = ppo.clipped_loss(
             torch.where(acts > 0, judged.logp, values["logp"]),

@@ -18,7 +18,7 @@ NAMES = ("project", "program", "version", "function", "compiler", "level")
 """Columns of strings; project, program, version and function say what was compiled."""
 SOURCE = NAMES[:4]
 UNKNOWN = "unknown"
-MADE = re.compile("sub_([0-9a-f]{1,16})")
+SUB_NAME = re.compile("sub_([0-9a-f]{1,16})")
 """A name that lifters make of the address of a function without one."""
 
 
@@ -57,7 +57,7 @@ class Functions:
         one = self.names[column]
         return one.names[int(one.codes[row])]
 
-    def where_known(self, column: str) -> Array:
+    def has_value(self, column: str) -> Array:
         one = self.names[column]
         unknown = [i for i, name in enumerate(one.names) if name in ("", UNKNOWN)]
         return ~np.isin(one.codes, unknown)
@@ -94,9 +94,9 @@ def functions_of(store: Store) -> Functions:
     for number, entry in enumerate(store.shards):
         shard = store.shard(number)
         for name in NAMES:
-            found, place = shard.text(name, 0, entry.records).distinct()
+            distinct, place = shard.text(name, 0, entry.records).distinct()
             places[name].append(place + len(words[name]))
-            words[name] += (one.decode("utf-8", "surrogatepass") for one in found)
+            words[name] += (one.decode("utf-8", "surrogatepass") for one in distinct)
         blocks.append(_blocks(shard))
     names = {
         name: coded(spelled(name, words[name])).take(np.concatenate(places[name])) for name in NAMES
@@ -183,9 +183,9 @@ def _named(store: Store, function: Coded) -> Array:
     if "address" not in store.schema:
         return named
     # Only `sub_` with the own address is made up: a function may really be called `sub_1`.
-    made = [MADE.fullmatch(name) for name in function.names]
-    addresses = np.asarray([int(match[1], 16) if match else 0 for match in made], np.uint64)
-    artificial = np.asarray([match is not None for match in made], bool)
+    matches = [SUB_NAME.fullmatch(name) for name in function.names]
+    addresses = np.asarray([int(match[1], 16) if match else 0 for match in matches], np.uint64)
+    artificial = np.asarray([match is not None for match in matches], bool)
     if len(addresses):
         named &= ~(
             artificial[function.codes] & (addresses[function.codes] == store.column("address"))

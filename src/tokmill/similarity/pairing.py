@@ -74,7 +74,7 @@ def keep(functions: Functions, min_blocks: int = MIN_BLOCKS) -> Kept:
         rows = rows[good[rows]]
 
     only(functions.named, UNNAMED)
-    only(functions.where_known("compiler") & functions.where_known("level"), NO_KEY)
+    only(functions.has_value("compiler") & functions.has_value("level"), NO_KEY)
     only((functions.blocks < 0) | (functions.blocks >= min_blocks), SMALL)
     source = numbers_of([functions.names[name].codes for name in SOURCE])
     whole = numbers_of([source, *(functions.names[n].codes for n in ("compiler", "level"))])

@@ -42,8 +42,8 @@ def _log_choose(n: Array, k: Array, factorials: Array) -> Array:
     """Return ln C(n, k); minus infinity where there is no such choice."""
     possible = (k >= 0) & (k <= n) & (n >= 0)
     n, k = np.where(possible, n, 0), np.where(possible, k, 0)
-    found = factorials[n] - factorials[k] - factorials[n - k]
-    return np.where(possible, found, -np.inf)
+    log_choices = factorials[n] - factorials[k] - factorials[n - k]
+    return np.where(possible, log_choices, -np.inf)
 
 
 def table(negatives: int, pool: int, at: Sequence[int] = AT) -> Array:
@@ -79,16 +79,16 @@ def expected(values: Array, above: Array, ties: Array) -> Array:
     """
     sums = np.cumsum(values.astype(np.longdouble), axis=1)
     sums = np.concatenate([np.zeros((len(sums), 1), np.longdouble), sums], axis=1)
-    found = (sums[:, above + ties + 1] - sums[:, above]) / (ties + 1)
+    means = (sums[:, above + ties + 1] - sums[:, above]) / (ties + 1)
     # A query without ties is looked up, so that it has no rounding of the sums.
-    found = np.where(ties == 0, values[:, above], found)
-    return np.ascontiguousarray(found.T, np.float64)
+    means = np.where(ties == 0, values[:, above], means)
+    return np.ascontiguousarray(means.T, np.float64)
 
 
 POOLS = (2, 10, 32, 100, 128, 512, 1000, 8192, 10_000)
 SHOWN = 1000
 """Pool at which methods are compared, or the largest one below that there is."""
-CHANCE = "random"
+RANDOM = "random"
 RESAMPLES = 1000
 CONFIDENCE = 0.95
 CELLS = 1 << 22
@@ -236,38 +236,38 @@ def measure(
 
 def report(
     functions: Functions,
-    found: Measured,
+    measured: Measured,
     methods: Sequence[Method],
     *,
     resamples: int = RESAMPLES,
 ) -> Row:
     """Return the means of a row with their intervals, and the comparison with baselines."""
-    of_project = functions.names["project"].codes[found.query]
-    source = [functions.names[name].codes[found.query] for name in ("project", "function")]
+    of_project = functions.names["project"].codes[measured.query]
+    source = [functions.names[name].codes[measured.query] for name in ("project", "function")]
     of_function = numbers_of(source)
-    means = _Means(found, methods, (of_function, of_project), resamples)
+    means = _Means(measured, methods, (of_function, of_project), resamples)
     column = means.column
     results = [
         Result(
             method.name,
             method.baseline,
             pool,
-            int(found.counted[:, p].sum()),
+            int(measured.counted[:, p].sum()),
             {name: means.value(column(m, p, k)) for k, name in enumerate(METRICS)},
         )
         for m, method in enumerate(methods)
-        for p, pool in enumerate(found.pools)
+        for p, pool in enumerate(measured.pools)
     ]
     baselines = [i for i, method in enumerate(methods) if method.baseline]
     best_of = [
         max(baselines, key=lambda i: float(means.means[column(i, pool)]), default=None)
-        for pool in range(len(found.pools))
+        for pool in range(len(measured.pools))
     ]
     compared = [
         Compared(
             method.name,
             methods[best].name,
-            found.pools[p],
+            measured.pools[p],
             means.value(column(m, p), column(best, p)),
         )
         for m, method in enumerate(methods)
@@ -276,13 +276,13 @@ def report(
         if best is not None
     ]
     return Row(
-        row=found.row,
-        queries=len(found.query),
+        row=measured.row,
+        queries=len(measured.query),
         functions=len(np.unique(of_function)),
         projects=len(np.unique(of_project)),
-        settings=found.settings,
+        settings=measured.settings,
         results=results,
-        too_large=found.too_large,
+        too_large=measured.too_large,
         compared=compared,
     )
 
@@ -291,16 +291,16 @@ class _Means:
     """The means of a row: a column for each method, pool and metric, and their resamples."""
 
     def __init__(
-        self, found: Measured, methods: Sequence[Method], units: tuple[Array, Array], resamples: int
+        self, row: Measured, methods: Sequence[Method], units: tuple[Array, Array], resamples: int
     ) -> None:
-        self.pools, width = len(found.pools), len(METRICS)
-        shape = len(found.query), self.pools * width
-        parts = [found.values[method.name].reshape(shape) for method in methods]
+        self.pools, width = len(row.pools), len(METRICS)
+        shape = len(row.query), self.pools * width
+        parts = [row.values[method.name].reshape(shape) for method in methods]
         flat = np.concatenate(parts, axis=1)
         of = np.tile(np.repeat(np.arange(self.pools), width), len(methods))
-        self.means = flat.sum(0) / np.maximum(found.counted.sum(0), 1)[of]
+        self.means = flat.sum(0) / np.maximum(row.counted.sum(0), 1)[of]
         self.drawn = [
-            bootstrap(flat, found.counted, of, unit, resamples=resamples)
+            bootstrap(flat, row.counted, of, unit, resamples=resamples)
             if resamples and len(flat)
             else None
             for unit in units

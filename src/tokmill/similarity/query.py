@@ -104,7 +104,7 @@ def find_function(
     raise _not_one(store, " and ".join(asked), hits, count)
 
 
-def _not_one(store: Store, asked: str, found: list[Named], count: int) -> UsageError:
+def _not_one(store: Store, asked: str, functions: list[Named], count: int) -> UsageError:
     if not count:
         return UsageError(
             f"no function has {asked}",
@@ -112,8 +112,8 @@ def _not_one(store: Store, asked: str, found: list[Named], count: int) -> UsageE
             hint="`tokmill inspect STORE --where 'function ~ PART'` finds names; what --layout "
             "read of a path is in --compiler and --level, not in --program",
         )
-    listed = "\n".join(f"  {one}" for one in found)
-    more = f"\n  … {count - len(found):,} more" if count > len(found) else ""
+    listed = "\n".join(f"  {one}" for one in functions)
+    more = f"\n  … {count - len(functions):,} more" if count > len(functions) else ""
     return UsageError(
         f"{count:,} functions have {asked}:\n{listed}{more}",
         where=str(store.path),
@@ -163,17 +163,17 @@ def hits_of(
     scores: Array,
     most: int,
     *,
-    others: bool = False,
+    other_programs: bool = False,
 ) -> list[Hit]:
     """Return the functions of rows that are near, each once, without the one asked for.
 
-    `others`: leave out functions of the same program.
+    `other_programs`: leave out functions of the same program.
     """
     result: list[Hit] = []
     seen = {_place(asked)}
     for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
         one = named(store, row)
-        if _place(one) in seen or (others and _place(one)[:-1] == _place(asked)[:-1]):
+        if _place(one) in seen or (other_programs and _place(one)[:-1] == _place(asked)[:-1]):
             continue
         seen.add(_place(one))
         result.append(Hit(round(score, 6), one))

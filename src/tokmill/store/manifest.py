@@ -20,7 +20,7 @@ LENGTH = len(',\n "digest": ""\n}\n') + 64
 END = b"\n}\n"
 
 
-def sealed(value: msgspec.Struct) -> bytes:
+def with_checksum(value: msgspec.Struct) -> bytes:
     """Return a struct as indented JSON with its digest as the last key."""
     data = msgspec.json.format(msgspec.json.encode(value), indent=1)
     body = data.removesuffix(b"\n}")
@@ -28,7 +28,7 @@ def sealed(value: msgspec.Struct) -> bytes:
     return body + f',\n "digest": "{digest}"'.encode() + END
 
 
-def check_seal(data: bytes) -> None:
+def check_checksum(data: bytes) -> None:
     """Raise `ValueError` if the content of a file does not have the stated digest."""
     tail = TAIL.search(data, max(0, len(data) - LENGTH))
     if tail is None:
@@ -154,14 +154,14 @@ def item_line(item: PlannedItem) -> Any:
 
 def with_paths(item: PlannedItem, change: Callable[[str], str]) -> PlannedItem:
     """Return an item with its paths changed, such as to text that JSON holds."""
-    others = tuple(msgspec.structs.replace(other, path=change(other.path)) for other in item.others)
-    return msgspec.structs.replace(item, path=change(item.path), others=others)
+    files = tuple(msgspec.structs.replace(other, path=change(other.path)) for other in item.others)
+    return msgspec.structs.replace(item, path=change(item.path), others=files)
 
 
 def item_identity(item: Any) -> bytes:
     """Return the bytes that an item (planned or not) adds to identities; its path is not used."""
-    others = "".join(f"\0{other.digest}" for other in item.others)
-    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}{others}".encode()
+    digests = "".join(f"\0{other.digest}" for other in item.others)
+    return f"\0{item.name}\0{item.start}\0{item.stop}\0{item.digest}{digests}".encode()
 
 
 def plan_digest(recipe_id: str, items: Iterable[Any]) -> str:
@@ -318,12 +318,12 @@ def encode(value: Any, indent: int = 1) -> bytes:
 
 def read_json(path: Path, kind: Any) -> Any:
     """Read a JSON file of a type; raises `TokmillError` if it is damaged."""
-    return _decoded(path, kind, sealed=False)
+    return _decoded(path, kind, has_checksum=False)
 
 
-def read_sealed(path: Path, kind: type[T]) -> T:
+def read_checked(path: Path, kind: type[T]) -> T:
     """Read a file with a digest (plan, manifest, receipt); raises `TokmillError` if it changed."""
-    return _decoded(path, kind, sealed=True)
+    return _decoded(path, kind, has_checksum=True)
 
 
 PLAN, MANIFEST = "plan.json", "manifest.json"
@@ -334,14 +334,14 @@ DESCRIPTIONS: dict[str, type[Plan] | type[Manifest]] = {PLAN: Plan, MANIFEST: Ma
 
 
 def read_plan(store: Path) -> Plan:
-    return read_sealed(store / PLAN, Plan)
+    return read_checked(store / PLAN, Plan)
 
 
-def _decoded(path: Path, kind: Any, *, sealed: bool) -> Any:
-    return decode(read_file(path), path, kind, sealed=sealed)
+def _decoded(path: Path, kind: Any, *, has_checksum: bool) -> Any:
+    return decode(read_file(path), path, kind, has_checksum=has_checksum)
 
 
-def decode(data: bytes, where: Path | str, kind: Any, *, sealed: bool = True) -> Any:
+def decode(data: bytes, where: Path | str, kind: Any, *, has_checksum: bool = True) -> Any:
     """Return the content of a file that was read; raises `TokmillError` if it is damaged."""
     with refused(
         "the file cannot be read",
@@ -349,6 +349,6 @@ def decode(data: bytes, where: Path | str, kind: Any, *, sealed: bool = True) ->
         hint="it is damaged, or of another version of tokmill; in a store, the same `tokmill "
         "build` makes it again",
     ):
-        if sealed:
-            check_seal(data)
+        if has_checksum:
+            check_checksum(data)
         return loads_json(data, kind)

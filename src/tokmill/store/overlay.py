@@ -22,7 +22,7 @@ FOLDER = "overlays"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class Found(msgspec.Struct, frozen=True):
+class ListedOverlay(msgspec.Struct, frozen=True):
     """An overlay of a store, for listing."""
 
     name: str
@@ -48,14 +48,14 @@ def overlay_names(base: Path) -> list[str]:
     return [path.name for path in paths if path.is_dir() and (path / "plan.json").exists()]
 
 
-def find_overlays(base: Store) -> list[Found]:
+def find_overlays(base: Store) -> list[ListedOverlay]:
     result = []
     for name in overlay_names(base.path):
         overlay = Store(base.path / FOLDER / name)
         state = "partial" if overlay.partial else "complete"
         if facts_of(overlay).base != base.fingerprint:
             state = "stale"
-        result.append(Found(name, ", ".join(overlay.schema), state))
+        result.append(ListedOverlay(name, ", ".join(overlay.schema), state))
     return result
 
 

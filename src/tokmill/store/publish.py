@@ -111,9 +111,9 @@ class Sending(NamedTuple):
             self.advance(size)
 
     def _send(self, file: tuple[Path, str, str]) -> tuple[bool, int]:
-        path, name, known = file
+        path, name, expected = file
         sha256, size = sha256_file(path), path.stat().st_size
-        if known and sha256 != known:
+        if expected and sha256 != expected:
             hint = "`tokmill store validate STORE` says what helps"
             raise TokmillError("the shard is damaged", where=str(path), hint=hint)
         sent = name not in self.there and remote.put(f"{self.address}/{name}", path, sha256)

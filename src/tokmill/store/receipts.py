@@ -56,7 +56,7 @@ def read_receipts(path: Path, damaged: list[Path] | None = None) -> list[Receipt
         shard = file.with_suffix(SUFFIX)
         if not file.name.startswith(".") and shard.exists():
             try:
-                receipt = layout.read_sealed(file, Receipt)
+                receipt = layout.read_checked(file, Receipt)
             except MachineError:
                 raise
             except TokmillError:

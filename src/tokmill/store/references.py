@@ -146,12 +146,12 @@ def open_reference(store: Store, column: str, opened: dict[str, Store] | None = 
     return result
 
 
-def difference(stated: Reference, found: Store) -> str:
-    if found.manifest.recipe_id == stated.recipe_id:
-        if found.records != stated.records:
-            return "has grown" if found.records > stated.records else "has lost records"
+def difference(stated: Reference, store: Store) -> str:
+    if store.manifest.recipe_id == stated.recipe_id:
+        if store.records != stated.records:
+            return "has grown" if store.records > stated.records else "has lost records"
         return "was built again from other content"
-    if found.manifest.source == "select":
+    if store.manifest.source == "select":
         return "is a selection, in which records have other numbers"
     return "is a different one"
 

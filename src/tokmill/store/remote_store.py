@@ -91,8 +91,8 @@ def files_at(address: str, manifest: Manifest) -> dict[str, Facts]:
 
 def below(address: str) -> dict[str, Facts]:
     """Return name → object of the files of stores below an address, by a list."""
-    found = {one.address.removeprefix(f"{address}/"): one for one in listed(address)}
-    return {name: one for name, one in found.items() if FILES.fullmatch(name)}
+    files = {one.address.removeprefix(f"{address}/"): one for one in listed(address)}
+    return {name: one for name, one in files.items() if FILES.fullmatch(name)}
 
 
 def read_manifest(address: str) -> tuple[bytes, Manifest]:
@@ -157,7 +157,7 @@ def check_index(address: str, folder: Path, manifest: Manifest) -> None:
     for entry in manifest.shards:
         name = f"shards/{entry.name}.json"
         demand(name, (folder / name).is_file())
-        receipt = layout.read_sealed(folder / name, Receipt)
+        receipt = layout.read_checked(folder / name, Receipt)
         stated = (receipt.name, receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
         demand(name, stated == msgspec.structs.astuple(entry))
 
@@ -213,7 +213,7 @@ class Remote:
             try:
                 remove_leftovers(path.parent, path.name)
                 if not self._is_good(path, entry):
-                    make_room(entry.bytes)
+                    free_space(entry.bytes)
                     fetch_shard(self.address, path, entry)
                     self._checked[entry.name] = stamp(path.stat())[:3]
             finally:
@@ -289,7 +289,7 @@ class Remote:
         return self._path(entry).exists()
 
 
-def make_room(size: int) -> None:
+def free_space(size: int) -> None:
     """Remove the shards of the cache that were opened longest ago, until there is room.
 
     What a process has mapped stays readable for it. What other processes are fetching may exceed
@@ -314,7 +314,7 @@ def make_room(size: int) -> None:
             over -= each
 
 
-def check_room(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]], at_a_time: int) -> None:
+def check_space(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]], at_a_time: int) -> None:
     """Refuse a run whose shards have no room; `at_a_time`: of each store, 0 for all.
 
     One group of shards is read while the next one is fetched, so two of them need room.
@@ -330,11 +330,11 @@ def check_room(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]], at_a_time:
     limit, cache = cache_limit(), make_folder(cache_folder())
     free = shutil.disk_usage(cache).free
     if (limit and need > limit) or need - here + SPARE > free:
-        room = f"its disk has {human_bytes(free)} free"
+        why = f"its disk has {human_bytes(free)} free"
         if limit and need > limit:
-            room = f"{LIMIT} is {human_bytes(limit)}"
+            why = f"{LIMIT} is {human_bytes(limit)}"
         raise UsageError(
-            f"the shards that are read at a time take {human_bytes(need)} of the cache, and {room}",
+            f"the shards that are read at a time take {human_bytes(need)} of the cache, and {why}",
             where=str(cache),
             hint=f"--set data.shards=4 reads few shards at a time; or raise {LIMIT}, or set "
             f"{FOLDER} to a folder of a larger disk",

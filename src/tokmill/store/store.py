@@ -72,7 +72,7 @@ class Store:
             hint = "`tokmill build` makes a store, `tokmill inspect FILE` says how"
             raise TokmillError(what, where=str(self.path), hint=hint)
         if (self.path / layout.MANIFEST).exists():
-            self.manifest: Manifest = layout.read_sealed(self.path / layout.MANIFEST, Manifest)
+            self.manifest: Manifest = layout.read_checked(self.path / layout.MANIFEST, Manifest)
         elif (self.path / layout.PLAN).exists():
             self.manifest = gather_manifest(self.path)
         else:
@@ -215,8 +215,8 @@ class Store:
                 if self._offsets is not None:
                     # They were read alone, without the digest of the whole shard.
                     stop = int(self._record_ends[number])
-                    mine = self._offsets[stop - entry.records : stop + 1]
-                    if not np.array_equal(mine - mine[0], shard["offsets"]):
+                    offsets = self._offsets[stop - entry.records : stop + 1]
+                    if not np.array_equal(offsets - offsets[0], shard["offsets"]):
                         raise shard.damaged("its offsets are not those that were read before")
             else:
                 shard = Shard(self.shard_file(number))
@@ -398,7 +398,7 @@ class Store:
     def receipt(self, number: int) -> Receipt:
         """Return the receipt of a shard."""
         path = shard_path(self.path, self.shards[number].name)
-        return layout.read_sealed(path.with_suffix(".json"), Receipt)
+        return layout.read_checked(path.with_suffix(".json"), Receipt)
 
     def shard_file(self, number: int) -> Path:
         """Return the path of a shard; one at an address is fetched."""

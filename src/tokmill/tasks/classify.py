@@ -302,10 +302,10 @@ def class_tables(predicted: Array, label: Array, names: Sequence[str]) -> dict[s
     names = [*names, *["(no class)"] * (2 - len(names))]
     size = len(names)
     pairs, counts = np.unique(label * size + predicted, return_counts=True)
-    true, found = np.divmod(pairs, size)
+    true, guess = np.divmod(pairs, size)
     records, predictions, right = (
         np.bincount(which, weights, size).astype(int)
-        for which, weights in ((true, counts), (found, counts), (true, counts * (true == found)))
+        for which, weights in ((true, counts), (guess, counts), (true, counts * (true == guess)))
     )
     shares = (
         right / np.maximum(n, 0.5) for n in (predictions, records, (predictions + records) / 2)
@@ -317,9 +317,9 @@ def class_tables(predicted: Array, label: Array, names: Sequence[str]) -> dict[s
     if size <= LARGEST_TABLE:
         matrix = np.bincount(pairs, counts, size * size).astype(int).reshape(size, size)
         return tables | {"confusion": matrix.tolist()}
-    wrong = np.flatnonzero(true != found)
+    wrong = np.flatnonzero(true != guess)
     most = wrong[np.argsort(-counts[wrong], kind="stable")][:MOST_PAIRS]
-    confused = zip(*(column[most].tolist() for column in (true, found, counts)), strict=True)
+    confused = zip(*(column[most].tolist() for column in (true, guess, counts)), strict=True)
     return tables | {
         "confused": [
             {"class": names[a], "predicted_as": names[b], "records": n} for a, b, n in confused

@@ -198,9 +198,9 @@ LOOKED_AT = 100
 def frame_of(inputs: Inputs) -> dict[str, tuple[int, int]]:
     """Return the special tokens around a row; none if a column lacks them."""
     roles = {name: inputs.roles.get(name, {}) for name in inputs.ids}
-    if not roles or any(not {"cls", "sep"} <= found.keys() for found in roles.values()):
+    if not roles or any(not {"cls", "sep"} <= ids.keys() for ids in roles.values()):
         return {}
-    return {name: (found["cls"], found["sep"]) for name, found in roles.items()}
+    return {name: (ids["cls"], ids["sep"]) for name, ids in roles.items()}
 
 
 def is_framed(store: Store, frame: Frame) -> bool:

@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tokmill.base.errors import UsageError, nearest
-from tokmill.terminal.output import behind_doors
+from tokmill.terminal.output import with_escapes
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 At = Annotated[str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")]
@@ -174,7 +174,7 @@ def group_of(
 
 def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
     app = typer.Typer(add_completion=False)
-    app.command(name=name)(behind_doors(function))
+    app.command(name=name)(with_escapes(function))
     return flowing(typer.main.get_command(app))
 
 

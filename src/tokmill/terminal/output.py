@@ -17,7 +17,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Door:
+class EscapedStream:
     """A stream that escapes control characters, which names of files may contain."""
 
     def __init__(self, inner: Any) -> None:
@@ -33,26 +33,26 @@ class Door:
 
 
 @contextlib.contextmanager
-def doors() -> Iterator[None]:
-    """Replace stdout and stderr by doors while a command runs."""
+def escaped_streams() -> Iterator[None]:
+    """Replace stdout and stderr by streams that escape while a command runs."""
     before = sys.stdout, sys.stderr
-    mine = Door(before[0]), Door(before[1])
-    sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", mine)
+    streams = EscapedStream(before[0]), EscapedStream(before[1])
+    sys.stdout, sys.stderr = cast("tuple[TextIO, TextIO]", streams)
     try:
         yield
     finally:
         # A stream that somebody else has replaced in the meantime stays.
-        for name, door, stream in zip(("stdout", "stderr"), mine, before, strict=True):
-            if getattr(sys, name) is door:
+        for name, escaped, stream in zip(("stdout", "stderr"), streams, before, strict=True):
+            if getattr(sys, name) is escaped:
                 setattr(sys, name, stream)
 
 
-def behind_doors(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a command that runs `function` with doors, and numbers of at most 64 bits."""
+def with_escapes(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a command that runs `function` with escaped output, and numbers of at most 64 bits."""
 
     @functools.wraps(function)
     def run(*arguments: P.args, **options: P.kwargs) -> T:
-        with doors(), extras():
+        with escaped_streams(), extras():
             for name, value in options.items():
                 if isinstance(value, int) and value.bit_length() > 63:
                     from tokmill.base.recipe import check_numbers
@@ -115,8 +115,8 @@ def print_json(value: Any) -> None:
         # It contains a name that is not UTF-8.
         encoded = msgspec.json.encode(_plain_values(msgspec.to_builtins(value)))
     text = msgspec.json.format(encoded, indent=2).decode()
-    # Escaped as JSON requires, before the door would escape it in its own way.
-    text = UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    # Escaped as JSON requires, before the stream would escape it in its own way.
+    text = UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
     sys.stdout.write(text + "\n")
 
 

@@ -45,9 +45,9 @@ def open_stores(config: DataConfig) -> list[Store]:
     same_engine(stores)
     parts = [part for one in stores for part in (one, *one.overlays.values())]
     if remote := [(one.remote, one.shards) for one in parts if one.remote is not None]:
-        from tokmill.store.remote_store import check_room
+        from tokmill.store.remote_store import check_space
 
-        check_room(remote, config.shards)
+        check_space(remote, config.shards)
     return stores
 
 

@@ -311,13 +311,13 @@ def test_ids_out_of_the_vocabulary(tmp_path: Path) -> None:
     vocabulary = Vocabulary("tokenizer.json", digest, 10, {"unk": 7})
     import msgspec
 
-    from tokmill.store.manifest import sealed
+    from tokmill.store.manifest import with_checksum
 
     changed = msgspec.structs.replace(
         Store(tmp_path / "p").manifest, schema=SCHEMA, vocabularies={"token": vocabulary}
     )
     (tmp_path / "p/vocab/tokenizer.json").write_bytes(b"{}")
-    (store.path / "manifest.json").write_bytes(sealed(changed))
+    (store.path / "manifest.json").write_bytes(with_checksum(changed))
     with pytest.raises(TokmillError, match="holds the id 12"):
         quick_build("select", tmp_path / "p", tmp_path / "a")
     mapped = quick_build("select", tmp_path / "p", tmp_path / "b", map_oov="unk")

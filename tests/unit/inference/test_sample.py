@@ -108,8 +108,8 @@ def test_what_is_kept_is_what_would_be_computed(name: str, how: Drawing) -> None
     given = prompts(task, [1, 5, 40, 12, 3, 3, 11, 13])
     made = follow(task, given, 20, how)
     for row, other in zip(made, follow(plain(task), given, 20, how), strict=True):
-        assert row.made == other.made, row.prompt
-        assert len(set(row.made["asm"])) > 2
+        assert row.new_ids == other.new_ids, row.prompt
+        assert len(set(row.new_ids["asm"])) > 2
     sees_all = isinstance(task.model, Recurrent)
     assert [row.out_of_sight > 0 for row in made] == [not sees_all] * len(made)
 
@@ -124,10 +124,8 @@ def test_a_row_is_the_same_in_any_company(name: str, how: Drawing) -> None:
         alone = Row(row.prompt, row.sample, row.ids)
         none, no_end = dict.fromkeys(task.sizes), dict.fromkeys(task.sizes, ())
         continue_rows(task, [alone], 15, how, sizes=none, ends=no_end)
-        assert alone.made == row.made, (row.prompt, row.sample)
-    pairs = [
-        (one.made, other.made) for one, other in zip(together[::2], together[1::2], strict=True)
-    ]
+        assert alone.new_ids == row.new_ids, (row.prompt, row.sample)
+    pairs = [(a.new_ids, b.new_ids) for a, b in zip(together[::2], together[1::2], strict=True)]
     assert all(one == other for one, other in pairs) == (how is GREEDY)
 
 
@@ -147,10 +145,10 @@ def test_any_lengths(
     made = follow(task, given, tokens, DRAWN, ends={"asm": [end]})
     expected = follow(plain(task), given, tokens, DRAWN, ends={"asm": [end]})
     for row, other in zip(made, expected, strict=True):
-        assert (row.made, row.end) == (other.made, other.end)
-        assert row.end == "eot" or len(row.made["asm"]) == tokens
+        assert (row.new_ids, row.end) == (other.new_ids, other.end)
+        assert row.end == "eot" or len(row.new_ids["asm"]) == tokens
         if name == "llama":
-            before = row.length + len(row.made["asm"]) - (row.end != "eot")
+            before = row.length + len(row.new_ids["asm"]) - (row.end != "eot")
             assert row.out_of_sight == max(0, before - size)
 
 
@@ -229,9 +227,9 @@ def test_of_equal_ids_the_lowest_k_are_drawn(k: int, top_p: float) -> None:
 def test_rows_without_an_id_are_never_drawn(how: Drawing) -> None:
     task = task_of()
     given = [{"asm": [1, 2]}, {"asm": list(range(9))}]
-    assert max(n for row in follow(task, given, 40, how) for n in row.made["asm"]) >= 12
+    assert max(n for row in follow(task, given, 40, how) for n in row.new_ids["asm"]) >= 12
     made = follow(task, given, 40, how, sizes={"asm": 12})
-    assert max(n for row in made for n in row.made["asm"]) < 12
+    assert max(n for row in made for n in row.new_ids["asm"]) < 12
 
 
 @pytest.mark.parametrize("keys", [{}, {"position": "learned", "context": 6, "norm": "layer"}])
@@ -239,7 +237,7 @@ def test_the_model_sees_the_last_positions(keys: dict[str, Any]) -> None:
     task = task_of(length=6, **keys)
     ids = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
     whole, cut = follow(task, [{"asm": ids}], 12), follow(task, [{"asm": ids[-6:]}], 12)
-    assert whole[0].made == cut[0].made and len(whole[0].made["asm"]) == 12
+    assert whole[0].new_ids == cut[0].new_ids and len(whole[0].new_ids["asm"]) == 12
     assert whole[0].out_of_sight == cut[0].out_of_sight + 5 == 16
     with torch.no_grad():
         six, five = (reading(task).begin([{"asm": ids[-n:]}]) for n in (6, 5))
@@ -258,14 +256,14 @@ def test_each_column_is_drawn_by_its_head() -> None:
     (row,) = follow(task, [ids], 6)
     with torch.no_grad():
         hidden = reading(task).begin([ids])
-    for name, values in row.made.items():
+    for name, values in row.new_ids.items():
         assert len(values) == 6 and values[0] == int(task.logits(hidden, name).argmax())
     # What the other column says changes what follows.
     (other,) = follow(task, [ids | {"mne": [6, 6, 6, 6, 0]}], 6)
-    assert other.made["asm"] != row.made["asm"]
-    (stopped,) = follow(task, [ids], 6, ends={"asm": [], "mne": [row.made["mne"][2]]})
-    first = row.made["mne"].index(row.made["mne"][2])
-    assert stopped.made == {name: values[:first] for name, values in row.made.items()}
+    assert other.new_ids["asm"] != row.new_ids["asm"]
+    (stopped,) = follow(task, [ids], 6, ends={"asm": [], "mne": [row.new_ids["mne"][2]]})
+    first = row.new_ids["mne"].index(row.new_ids["mne"][2])
+    assert stopped.new_ids == {name: values[:first] for name, values in row.new_ids.items()}
     assert stopped.end == "eot"
 
 

@@ -24,7 +24,7 @@ def wherever_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 ])  # fmt: skip
 def test_who_made_the_processor(lines: str, intel: bool) -> None:
     """Only on Intel's processors MKL has its kernels for AVX-512."""
-    assert layers.made_by_intel(lines) == intel
+    assert layers.is_intel(lines) == intel
 
 
 @needs_onednn

@@ -75,7 +75,7 @@ def test_each_metric_is_a_mean_over_the_moves_that_it_counts(imitated: int) -> N
         targets={"action": torch.zeros(rows, 3, dtype=torch.int64)}, entry=torch.arange(rows),
     )  # fmt: skip
     one = object.__new__(loop.ScheduleLoop)
-    one.mine = SchedulesConfig(ppo_batch_size=8, ppo_epochs=3, max_kl=0)
+    one.task_config = SchedulesConfig(ppo_batch_size=8, ppo_epochs=3, max_kl=0)
     report = one._improve(Counting(), moves)  # type: ignore[arg-type]
     assert report["passes"] == 3 and report["moves"] == own
     for name, value in {
@@ -85,7 +85,7 @@ def test_each_metric_is_a_mean_over_the_moves_that_it_counts(imitated: int) -> N
         assert report[name] == pytest.approx(value), name
     # It is what `task.max_kl` is compared with.
     for most, passes in ((0.999, 1), (1.001, 3)):
-        one.mine = SchedulesConfig(ppo_batch_size=8, ppo_epochs=3, max_kl=most)
+        one.task_config = SchedulesConfig(ppo_batch_size=8, ppo_epochs=3, max_kl=most)
         assert one._improve(Counting(), moves)["passes"] == passes  # type: ignore[arg-type]
 
 

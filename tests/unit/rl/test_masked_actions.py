@@ -56,7 +56,7 @@ def test_ten_thousand_drawn_actions_are_legal() -> None:
             torch.randn(64, layout.loops, layout.loops) * 3,
         )
         chosen = actions.choose(scores, masks, layout, greedy=drawn % 5 == 0)
-        judged = actions.judge(scores, masks, chosen, layout)
+        judged = actions.evaluate(scores, masks, chosen, layout)
         assert torch.isfinite(judged.logp).all() and (judged.logp <= 1e-6).all()
         assert (judged.entropy >= -1e-5).all() and (judged.entropy <= judged.most + 1e-4).all()
         for number, room in enumerate(rooms):
@@ -111,7 +111,7 @@ def test_probabilities_of_all_legal_actions_sum_to_one(
         return value.expand(rows, *value.shape[1:])
 
     many, allowed = Scores(*map(repeated, scores)), Masks(*map(repeated, masks))
-    judged = actions.judge(many, allowed, every, SMALL)
+    judged = actions.evaluate(many, allowed, every, SMALL)
     assert float(judged.logp.exp().sum()) == pytest.approx(1, abs=1e-5)
     # Drawn as often as it says.
     torch.manual_seed(2)
@@ -131,7 +131,7 @@ def test_only_the_chosen_kinds_part_counts() -> None:
     scores = Scores(*(torch.randn(1, *s, requires_grad=True) for s in ((3,), (1, 2, 3), (2, 2))))
     for action, parts in (([0, 0, 0, 0, 0], ()), ([1, 1, 0, 0, 0], ("tiles",)),
                           ([2, 0, 0, 1, 0], ("order",))):  # fmt: skip
-        judged = actions.judge(scores, masks, torch.tensor([action]), SMALL)
+        judged = actions.evaluate(scores, masks, torch.tensor([action]), SMALL)
         found = torch.autograd.grad(judged.logp.sum() + judged.entropy.sum(), scores)
         moved = {name for name, one in zip(Scores._fields, found, strict=True) if one.any()}
         assert moved == {"kind", *parts}

@@ -17,7 +17,7 @@ from tokmill.feed.feed import Feed
 from tokmill.feed.rows import Windows
 from tokmill.store.checks.stats import statistics
 from tokmill.store.checks.validate import validate
-from tokmill.store.overlay import Found, find_overlays, overlay_path
+from tokmill.store.overlay import ListedOverlay, find_overlays, overlay_path
 from tokmill.store.store import Store
 
 RECORDS = [[[1, 2, 3], [], [4]], [], [[5, 6], [7, 8, 9, 10]]]
@@ -118,7 +118,7 @@ def test_an_overlay_of_another_fingerprint_is_stale(store: Store) -> None:
         Store(store.path, ["mask"])
     for part in ("tokmill build overlay", str(store.path), "--name mask", "--yes"):
         assert part in error.value.hint
-    assert find_overlays(Store(store.path)) == [Found("mask", "mask", "stale")]
+    assert find_overlays(Store(store.path)) == [ListedOverlay("mask", "mask", "stale")]
     problems = validate(Store(store.path)).problems
     assert [one.where for one in problems] == [str(made.path)]
     assert "has changed" in problems[0].what
@@ -138,7 +138,7 @@ def test_an_overlay_that_is_not_complete(store: Store) -> None:
     with pytest.raises(TokmillError, match="is not complete") as error:
         Store(store.path, ["mask"])
     assert "--name mask" in error.value.hint
-    assert find_overlays(Store(store.path)) == [Found("mask", "mask", "partial")]
+    assert find_overlays(Store(store.path)) == [ListedOverlay("mask", "mask", "partial")]
     assert validate(Store(store.path)).ok
 
 

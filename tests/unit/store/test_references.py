@@ -13,7 +13,7 @@ from making import change_sealed, files_of, here, jsonl, quick_build, token_stor
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.plan import How
 from tokmill.store.checks.validate import validate
-from tokmill.store.manifest import sealed
+from tokmill.store.manifest import with_checksum
 from tokmill.store.store import Store
 
 PAIRS = {"anchor": [0, 3, 2, 6], "positive": [1, 4, 0, 5]}
@@ -210,6 +210,6 @@ def test_a_manifest_that_lies_is_refused(pairs: Path, changes: Any, what: str) -
 def test_a_store_that_names_no_place_is_refused(pairs: Path) -> None:
     inner = pairs / "overlays/pairs"
     manifest = msgspec.structs.replace(Store(inner).manifest, references=msgspec.UNSET)
-    (inner / "manifest.json").write_bytes(sealed(manifest))
+    (inner / "manifest.json").write_bytes(with_checksum(manifest))
     with pytest.raises(TokmillError, match="does not"):
         Store(inner).reference("anchor")

@@ -111,7 +111,7 @@ def test_what_waits_in_a_file_comes_out_the_same(
             writer.add(batch_of(SCHEMA, part, starts=starts), 0)
             place += len(part)
         if most == 0 and any(parts):
-            stored = [part for found in writer.held.parts.values() for part in found]
+            stored = [part for found in writer.buffers.parts.values() for part in found]
             assert any(isinstance(part, held.Stored) for part in stored)
         writer.write(folder / "waited")
     assert (folder / "waited").read_bytes() == (folder / "plain").read_bytes()

@@ -12,7 +12,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.inference.coders import load_coder
 from tokmill.store.checks.probe import probe_digest, probe_path, read_probe
 from tokmill.store.checks.validate import validate
-from tokmill.store.manifest import Manifest, read_sealed, sealed
+from tokmill.store.manifest import Manifest, read_checked, with_checksum
 from tokmill.store.store import Store
 from tokmill.training.runs.run import VOCAB, read_run
 
@@ -34,10 +34,10 @@ def other_ids(store: Path) -> Path:
     """The same store as another engine would have left it: known texts got other ids."""
     probe = read_probe(store)
     answers = [(text, ids[1:] if text.startswith("The ") else ids) for text, ids in probe.answers]
-    probe_path(store).write_bytes(sealed(msgspec.structs.replace(probe, answers=answers)))
-    manifest = read_sealed(store / "manifest.json", Manifest)
+    probe_path(store).write_bytes(with_checksum(msgspec.structs.replace(probe, answers=answers)))
+    manifest = read_checked(store / "manifest.json", Manifest)
     manifest = msgspec.structs.replace(manifest, probe=probe_digest(store))
-    (store / "manifest.json").write_bytes(sealed(manifest))
+    (store / "manifest.json").write_bytes(with_checksum(manifest))
     assert validate(Store(store)).ok
     return store
 
@@ -71,8 +71,8 @@ def test_stores_of_two_engines_are_not_mixed(store: Path, tmp_path: Path) -> Non
 
 
 def test_stores_without_a_probe_are_read(store: Path, tmp_path: Path) -> None:
-    manifest = read_sealed(store / "manifest.json", Manifest)
+    manifest = read_checked(store / "manifest.json", Manifest)
     manifest = msgspec.structs.replace(manifest, probe=msgspec.UNSET)
-    (store / "manifest.json").write_bytes(sealed(manifest))
+    (store / "manifest.json").write_bytes(with_checksum(manifest))
     probe_path(store).unlink()
     assert not (train(tmp_path / "run", store) / VOCAB / "probe.json").exists()

@@ -47,7 +47,7 @@ class Ended(NamedTuple):
     """The limit that it exceeded, in words ("3 seconds", "48 MiB"); "" for none."""
     out: bytes
     """What it printed to stdout."""
-    said: str
+    stderr: str
     """The end of what it printed to stderr."""
 
     def why(self) -> str:
@@ -55,7 +55,7 @@ class Ended(NamedTuple):
             return f"took more than {self.passed}"
         if self.code < 0:
             return f"was killed by {_signal_name(-self.code)}"
-        last = self.said.strip().splitlines()[-1:]
+        last = self.stderr.strip().splitlines()[-1:]
         return f"ended with exit code {self.code}" + (f": {last[0]}" if last else "")
 
 
@@ -73,7 +73,7 @@ class Running:
         lifeline: bool = True,
     ) -> None:
         self.limits, self.line = limits, line
-        self.out, self.said, self.answers = bytearray(), bytearray(), bytearray()
+        self.out, self.stderr, self.answers = bytearray(), bytearray(), bytearray()
         self.stopped = False
         # A session of its own: the terminal's Ctrl-C does not reach it, and killing the group
         # kills what it started too.
@@ -89,7 +89,7 @@ class Running:
         assert self.process.stdout is not None and self.process.stderr is not None
         self.open = selectors.DefaultSelector()
         self.add(self.process.stdout.fileno(), self.out)
-        self.add(self.process.stderr.fileno(), self.said)
+        self.add(self.process.stderr.fileno(), self.stderr)
         self._bound(resource.RLIMIT_CORE, 0)
         # Without a limit of its own it must not inherit that of `bounds`.
         memory = resource.RLIM_INFINITY
@@ -144,8 +144,8 @@ class Running:
             if key.data is self.answers:
                 continue
             self.printed += len(data)
-            if key.data is self.said:
-                del self.said[:-KEPT]
+            if key.data is self.stderr:
+                del self.stderr[:-KEPT]
             elif self.line is not None:
                 self._tell(self.line)
         return bool(ready)
@@ -177,7 +177,7 @@ class Running:
         for stream in (self.process.stdin, self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()
-        stderr = self.said.decode("utf-8", "replace")
+        stderr = self.stderr.decode("utf-8", "replace")
         return Ended(self.process.returncode, passed, bytes(self.out), stderr)
 
 

@@ -140,12 +140,12 @@ class Child:
             self._scratch = None
 
     def _start(self) -> Running:
-        theirs, self._requests = os.pipe()
-        self._answers, other = os.pipe()
+        requests, self._requests = os.pipe()
+        self._answers, answers = os.pipe()
         code = (
             f"import sys; sys.path[:] = {sys.path!r}; "
             "from tokmill.base.children.child_serve import serve; "
-            f"serve({self.target!r}, {theirs}, {other})"
+            f"serve({self.target!r}, {requests}, {answers})"
         )
         try:
             self._scratch = Scratch()
@@ -154,14 +154,14 @@ class Child:
                 self.limits._replace(seconds=START),
                 line=self.line,
                 environment=os.environ | {"TMPDIR": self._scratch.path},
-                files=(theirs, other),
+                files=(requests, answers),
             )
         except BaseException:
             self._clear()
             raise
         finally:
-            os.close(theirs)
-            os.close(other)
+            os.close(requests)
+            os.close(answers)
         running.add(self._answers, running.answers)
         os.set_blocking(self._requests, False)
         self._running = running

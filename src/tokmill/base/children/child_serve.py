@@ -30,11 +30,11 @@ def serve(target: str, requests: int, answers: int) -> None:
     end_with_parent()
     module, _, name = target.partition(":")
     function = getattr(importlib.import_module(module), name)
-    with open(requests, "rb") as asked, open(answers, "wb", buffering=0) as told:
-        _tell(told, ("value", None))
+    with open(requests, "rb") as asked, open(answers, "wb", buffering=0) as replies:
+        _tell(replies, ("value", None))
         while len(head := asked.read(8)) == 8:
             arguments = msgspec.msgpack.decode(asked.read(frame_size(head)))
-            _tell(told, _answer(function, arguments))
+            _tell(replies, _answer(function, arguments))
 
 
 def _answer(function: Any, arguments: list[Any]) -> bytes | tuple[str, Any]:
@@ -48,11 +48,11 @@ def _answer(function: Any, arguments: list[Any]) -> bytes | tuple[str, Any]:
         return type(error).__name__, str(error)
 
 
-def _tell(told: BinaryIO, answer: bytes | tuple[str, Any]) -> None:
+def _tell(stream: BinaryIO, answer: bytes | tuple[str, Any]) -> None:
     data = answer if isinstance(answer, bytes) else msgspec.msgpack.encode(answer)
     rest = memoryview(frame(data))
     while rest:
-        rest = rest[told.write(rest) :]
+        rest = rest[stream.write(rest) :]
 
 
 def end_with_parent() -> None:

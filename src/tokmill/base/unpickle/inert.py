@@ -147,22 +147,22 @@ def _bytes(args: tuple[Any, ...], budget: Budget) -> Any:
 
 
 def _bytearray(args: tuple[Any, ...], budget: Budget) -> Any:
-    held = args[0] if len(args) == 1 else _bytes(args, budget)
-    if not isinstance(held, bytes):
+    content = args[0] if len(args) == 1 else _bytes(args, budget)
+    if not isinstance(content, bytes):
         return None
-    budget.take(len(held))
-    return bytearray(held)
+    budget.take(len(content))
+    return bytearray(content)
 
 
 def _dict(args: tuple[Any, ...], budget: Budget) -> Any:
     """An OrderedDict or a Counter: of nothing, of pairs, or of a dict."""
-    (held,) = args or ((),)
-    if isinstance(held, dict):
-        return held
-    budget.take(72 * len(held))
-    for key, _ in held:
+    (content,) = args or ((),)
+    if isinstance(content, dict):
+        return content
+    budget.take(72 * len(content))
+    for key, _ in content:
         check_key(key, budget)
-    return dict(held)
+    return dict(content)
 
 
 def _reconstructor(args: tuple[Any, ...], budget: Budget) -> Any:

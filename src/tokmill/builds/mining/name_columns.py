@@ -28,7 +28,7 @@ from tokmill.store.checks.hashes import (
     row_digests,
 )
 from tokmill.store.schema import Array, Records, Schema, Strings
-from tokmill.store.shards.column_buffers import Held, pieces
+from tokmill.store.shards.column_buffers import ColumnBuffers, pieces
 from tokmill.store.store import Store
 
 FACTS = np.dtype(
@@ -129,7 +129,7 @@ def facts_of(store: Store, by: Naming, folder: Path | None = None) -> Array:
         "once": (*by.same, *by.differ, *by.also),
         "name": by.apart,
     }
-    values = Held(folder)
+    values = ColumnBuffers(folder)
     pattern = re.compile(by.nameless)
     for place in range(len(store.shards)):
         for _, batch in batches(store, place):

@@ -151,7 +151,7 @@ def _tool(
             f"{tool} cannot be started: {error}", hint="are there too many processes?"
         ) from None
     if ended.passed or ended.code:
-        why = ended.why() if ended.passed or ended.code < 0 else _reason(ended.said)
+        why = ended.why() if ended.passed or ended.code < 0 else _reason(ended.stderr)
         hint = "allow more by --max-time" if time.monotonic() > until else hint
         raise TokmillError(f"{what}: {why}", where=str(where), hint=hint)
 

@@ -34,8 +34,8 @@ def architecture(config: Mapping[str, Any], where: str) -> tuple[type[Public], H
     if family and name is None:
         return family, next(iter(family.heads.values()))
     if family and named:
-        for theirs, head in family.heads.items():
-            if theirs == name or (name not in family.heads and head.task == named[1].task):
+        for class_name, head in family.heads.items():
+            if class_name == name or (name not in family.heads and head.task == named[1].task):
                 return family, head
     raise TokmillError(
         f"the architecture {name!r} of the model {kind!r} is not known",

@@ -27,8 +27,8 @@ OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
 class PublicModule(NamedTuple):
     """A module of a public checkpoint, and the modules here that it holds, one after the other."""
 
-    theirs: str
-    ours: tuple[str, ...]
+    public_name: str
+    own_names: tuple[str, ...]
     transposed: bool = False
     """Whether its weight is (inputs, outputs)."""
 
@@ -58,9 +58,9 @@ class Head(NamedTuple):
     """Key of the task → the values with which it computes the same; the first is taken."""
 
 
-def both(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
-    """Return their names and ours of the weight and the bias of a module."""
-    return tuple((f"{theirs}.{leaf}", f"{ours}.{leaf}") for leaf in ("weight", "bias"))
+def both(public_name: str, own_name: str) -> tuple[tuple[str, str], ...]:
+    """Return the public and the own names of the weight and the bias of a module."""
+    return tuple((f"{public_name}.{leaf}", f"{own_name}.{leaf}") for leaf in ("weight", "bias"))
 
 
 GPT2_NAMES = TensorNames(
@@ -105,22 +105,22 @@ def entries(
         *tensor_names.outer,
     ]
     for number in range(1 + max(int(name.split(".")[2]) for name in own if ".blocks." in name)):
-        for theirs, ours, transposed in tensor_names.block:
-            places = tuple(f"blocks.{number}.{name}" for name in ours)
+        for public, own_names, transposed in tensor_names.block:
+            places = tuple(f"blocks.{number}.{name}" for name in own_names)
             modules.append(
-                PublicModule(f"{tensor_names.blocks}.{number}.{theirs}", places, transposed)
+                PublicModule(f"{tensor_names.blocks}.{number}.{public}", places, transposed)
             )
-    for theirs, ours, transposed in modules:
+    for public, own_names, transposed in modules:
         for leaf in ("weight", "bias"):
-            names = tuple(f"model.{name}.{leaf}" for name in ours)
+            names = tuple(f"model.{name}.{leaf}" for name in own_names)
             if names[0] in own:
                 yield PublicModule(
-                    f"{tensor_names.base}{theirs}.{leaf}", names, transposed and leaf == "weight"
+                    f"{tensor_names.base}{public}.{leaf}", names, transposed and leaf == "weight"
                 )
-    for theirs, name in head.tensors:
+    for public, name in head.tensors:
         name = name.format(column=PREFIX + column)
         if name in own:
-            yield PublicModule(theirs, (name,))
+            yield PublicModule(public, (name,))
 
 
 def from_public(
@@ -137,7 +137,7 @@ def from_public(
     names tensors which are missing, unknown or of another shape.
     """
     wanted = {
-        plain(entry.theirs, tensor_names): entry
+        plain(entry.public_name, tensor_names): entry
         for entry in entries(tensor_names, head, own, column)
     }
     given = {plain(name, tensor_names): tensor for name, tensor in tensors.items()}
@@ -155,8 +155,8 @@ def from_public(
                 hint="config.json and the weights are not of one model",
             )
     state: dict[str, Tensor] = {}
-    for name, (_, ours, transposed) in wanted.items():
-        parts = [own[part] for part in ours]
+    for name, (_, own_names, transposed) in wanted.items():
+        parts = [own[part] for part in own_names]
         shape = torch.Size([sum(part.shape[0] for part in parts), *parts[0].shape[1:]])
         tensor = given[name].T if transposed else given[name]
         if tensor.shape != shape or not tensor.is_floating_point():
@@ -168,7 +168,7 @@ def from_public(
                 hint="config.json and the weights are not of one model",
             )
         cut = torch.split(tensor.float(), [part.shape[0] for part in parts])
-        state |= {part: piece.contiguous() for part, piece in zip(ours, cut, strict=True)}
+        state |= {part: piece.contiguous() for part, piece in zip(own_names, cut, strict=True)}
     return state
 
 
@@ -206,9 +206,9 @@ def to_public(
     state: Mapping[str, Tensor], tensor_names: TensorNames, head: Head, column: str
 ) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for theirs, ours, transposed in entries(tensor_names, head, state, column):
-        tensor = torch.cat([state[name] for name in ours])
-        tensors[theirs] = tensor.T.contiguous() if transposed else tensor
+    for public_name, own_names, transposed in entries(tensor_names, head, state, column):
+        tensor = torch.cat([state[name] for name in own_names])
+        tensors[public_name] = tensor.T.contiguous() if transposed else tensor
     if not is_tied(state):
         for second, first in head.same.items():
             tensors.setdefault(second, tensors[first].clone())
@@ -259,17 +259,17 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
 
     def model(self, where: str) -> dict[str, Any]:
         """Return the keys of the model that computes the same, without dropout."""
-        return {ours: getattr(self, key) for key, ours in self.same.items()}
+        return {field: getattr(self, key) for key, field in self.same.items()}
 
     @classmethod
     def of(cls, model: Any, vocab: int, tied: bool, length: int) -> Self:
         """Return the config.json of a model that has the values of `needs`."""
-        same = {key: getattr(model, RESOLVED.get(ours, ours)) for key, ours in cls.same.items()}
-        own = {cls.length_key: length, **same, **cls.others(model)}
+        same = {key: getattr(model, RESOLVED.get(field, field)) for key, field in cls.same.items()}
+        own = {cls.length_key: length, **same, **cls.other_keys(model)}
         return cls(vocab_size=vocab, tie_word_embeddings=tied, **own)
 
     @classmethod
-    def others(cls, model: Any) -> dict[str, Any]:
+    def other_keys(cls, model: Any) -> dict[str, Any]:
         """Return the keys of config.json that are not in `same`."""
         raise NotImplementedError
 

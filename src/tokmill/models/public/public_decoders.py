@@ -74,7 +74,7 @@ class GPT2(Public, frozen=True, kw_only=True):
         }
 
     @classmethod
-    def others(cls, model: DecoderConfig) -> dict[str, Any]:
+    def other_keys(cls, model: DecoderConfig) -> dict[str, Any]:
         return {
             "n_inner": model.feed_forward,
             "activation_function": "gelu" if model.activation == "gelu" else "gelu_new",
@@ -141,7 +141,7 @@ class Llama(Public, frozen=True, kw_only=True):
             raise unlike(
                 f"{key}.partial_rotary_factor", rope["partial_rotary_factor"], where, self.kind
             )
-        scaling = {ours: rope.get(theirs) for theirs, ours in ROPE_SCALING.items()}
+        scaling = {field: rope.get(name) for name, field in ROPE_SCALING.items()}
         return {
             **super().model(where),
             "norm": "rms",
@@ -155,10 +155,10 @@ class Llama(Public, frozen=True, kw_only=True):
         }
 
     @classmethod
-    def others(cls, model: DecoderConfig) -> dict[str, Any]:
+    def other_keys(cls, model: DecoderConfig) -> dict[str, Any]:
         rope: dict[str, Any] | None = None
         if model.rope_scaling is not None:
-            values = {key: getattr(model.rope_scaling, ours) for key, ours in ROPE_SCALING.items()}
+            values = {key: getattr(model.rope_scaling, name) for key, name in ROPE_SCALING.items()}
             rope = {"rope_type": "llama3", **values}
         return {
             "num_key_value_heads": model.groups,

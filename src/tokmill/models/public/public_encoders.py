@@ -143,7 +143,7 @@ class Bert(Public, frozen=True, kw_only=True):
         return {**super().model(where), "activation": ACTIVATIONS[self.hidden_act]}
 
     @classmethod
-    def others(cls, model: EncoderConfig) -> dict[str, Any]:
+    def other_keys(cls, model: EncoderConfig) -> dict[str, Any]:
         return {
             "hidden_act": "gelu" if model.activation == "gelu" else "gelu_new",
             "hidden_dropout_prob": model.dropout,
@@ -205,7 +205,7 @@ class DistilBert(Public, frozen=True, kw_only=True):
         return {**super().model(where), "activation": ACTIVATIONS[self.activation]}
 
     @classmethod
-    def others(cls, model: EncoderConfig) -> dict[str, Any]:
+    def other_keys(cls, model: EncoderConfig) -> dict[str, Any]:
         return {
             "activation": "gelu" if model.activation == "gelu" else "gelu_new",
             "dropout": model.dropout,

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 
-def made_by_intel(description: str) -> bool:
+def is_intel(description: str) -> bool:
     """Say whether the first processor of a /proc/cpuinfo is one of Intel's."""
     names = [line for line in description.splitlines() if line.startswith("vendor_id")]
     return bool(names) and names[0].endswith("GenuineIntel")
@@ -42,7 +42,7 @@ HAS_ONEDNN = (
 ONEDNN = (
     HAS_ONEDNN
     and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    and not made_by_intel(_description())
+    and not is_intel(_description())
 )
 """Whether it is the faster one: it has kernels for AVX-512 where the other has none."""
 FEW_ROWS, MANY_WEIGHTS = 4, 1 << 16

@@ -211,7 +211,7 @@ class Decoding:
         """
         rows, length = next(iter(columns.values())).shape
         self.caches, self.filled, self.starts_B = [], 0, starts.to(self.device)
-        self._make_room(rows, length + 1)
+        self._grow_caches(rows, length + 1)
         mask = None if self.mask_B11C is None else self._mask_of_rows(length)
         position_BT = torch.arange(length, device=self.device) - self.starts_B[:, None]
         return self._read(columns, position_BT.clamp(min=0), mask)
@@ -219,7 +219,7 @@ class Decoding:
     def next(self, columns: Mapping[str, Tensor]) -> Tensor:
         """Return the hidden states (B, D) of the ids (B, 1) that come next in each row."""
         if self.filled == len(self.turns_CK):
-            self._make_room(len(self.starts_B), 2 * self.filled)
+            self._grow_caches(len(self.starts_B), 2 * self.filled)
         mask = self.mask_B11C
         if mask is not None:
             mask = mask.narrow(3, 0, self.filled + 1)
@@ -280,7 +280,7 @@ class Decoding:
         self.filled = filled
         return self.norm(x.view(rows, length, -1)[:, -1])
 
-    def _make_room(self, rows: int, slots: int) -> None:
+    def _grow_caches(self, rows: int, slots: int) -> None:
         slots = -(-slots // SLOTS) * SLOTS
         weight = self.layers[0].qkv[0]
         for number in range(len(self.layers)):

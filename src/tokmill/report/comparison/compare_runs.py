@@ -174,7 +174,7 @@ def settings_of(run: RunSummary, measured_on: ValidationStore | None = None) -> 
     `measured_on`: the validation store, if it is a validation metric.
     """
     kept = {k: v for k, v in run.flat.items() if not is_free(k) and k not in SEEDS}
-    kept["data.train"] = run.known.fingerprint
+    kept["data.train"] = run.facts.fingerprint
     if measured_on is not None:
         kept["data.val"] = measured_on.fingerprint
         if measured_on.path:
@@ -219,12 +219,12 @@ def seeds_together(
 
 def common_name(numbers: Sequence[int], names: Sequence[str]) -> str:
     """Return a name for some names: their prefix and "…", if no other name has this prefix."""
-    mine = [names[number] for number in numbers]
-    if len(mine) == 1:
-        return mine[0]
-    prefix = os.path.commonprefix(mine)
-    alone = sum(name.startswith(prefix) for name in names) == len(mine)
-    return f"{prefix}…" if prefix and alone else f"{mine[0]}, …"
+    group = [names[number] for number in numbers]
+    if len(group) == 1:
+        return group[0]
+    prefix = os.path.commonprefix(group)
+    alone = sum(name.startswith(prefix) for name in names) == len(group)
+    return f"{prefix}…" if prefix and alone else f"{group[0]}, …"
 
 
 def mark_best(groups: Sequence[Group], higher: bool, comparable: bool) -> list[Group]:
@@ -347,7 +347,7 @@ def doubts(
             f"the runs were validated on different stores: {_places(measured_on)}; "
             "`tokmill eval` measures each run on the same one"
         )
-    elif not measured_on and len({run.known.fingerprint for run, _ in runs}) > 1 and per_token:
+    elif not measured_on and len({run.facts.fingerprint for run, _ in runs}) > 1 and per_token:
         doubtful = True
         notes.append(f"the runs learned from different stores: {metric} is of different text")
     if len(rows) > 1:

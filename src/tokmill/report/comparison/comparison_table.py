@@ -165,7 +165,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
                 "targets": member.targets,
                 "tokens_per_second": member.tokens_per_second,
                 "seconds": member.seconds,
-                "fingerprint": member.run.known.fingerprint,
+                "fingerprint": member.run.facts.fingerprint,
                 "vocabularies": member.run.vocabularies,
             }
             for member in one.members

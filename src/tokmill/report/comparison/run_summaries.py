@@ -54,7 +54,7 @@ class Jump(NamedTuple):
     usual: float
 
 
-class Known(msgspec.Struct, frozen=True):
+class StoreFacts(msgspec.Struct, frozen=True):
     """Facts of the store that a run learned from, as far as they are shown."""
 
     fingerprint: str = ""
@@ -78,7 +78,7 @@ class RunSummary:
     recipe: dict[str, Any]
     flat: dict[str, Any]
     """Key of the recipe, such as "optim.lr" → value; missing keys have their defaults."""
-    known: Known
+    facts: StoreFacts
     entries: list[Facts]
     """The lines of its metrics."""
     checkpoints: list[str]
@@ -120,16 +120,16 @@ class RunSummary:
     @property
     def vocabularies(self) -> dict[str, str]:
         """Column → sha256 of its vocabulary."""
-        return {name: vocabulary.sha256 for name, vocabulary in self.known.vocabularies.items()}
+        return {name: vocabulary.sha256 for name, vocabulary in self.facts.vocabularies.items()}
 
     @property
     def measures(self) -> Measures:
-        return self.known.measures
+        return self.facts.measures
 
     @property
     def sampling(self) -> str:
         """The command that samples it, or else uses it; "": there is none."""
-        return use_command(self.path, self.flat["task.kind"], self.known)
+        return use_command(self.path, self.flat["task.kind"], self.facts)
 
     @property
     def parameters(self) -> int | None:
@@ -161,7 +161,7 @@ class RunSummary:
 
         A deviation is 1.4826 times the median absolute deviation from the median.
         """
-        found = []
+        jumps = []
         for metric in ("loss", "grad_norm"):
             before: list[float] = []
             for step, value in self.points(metric):
@@ -169,9 +169,9 @@ class RunSummary:
                     usual = statistics.median(before)
                     off = 1.4826 * statistics.median(abs(one - usual) for one in before)
                     if value > usual + max(FAR * off, CHANGE * abs(usual)):
-                        found.append(Jump(step, metric, value, usual))
+                        jumps.append(Jump(step, metric, value, usual))
                 before = [*before[1 - WINDOW :], value] if math.isfinite(value) else before
-        return sorted(found)
+        return sorted(jumps)
 
     @property
     def checkpoint(self) -> Facts:
@@ -230,7 +230,7 @@ def read_run(path: Path) -> RunSummary:
         path=path,
         recipe=recipe,
         flat=flat | {key: value for key, value in flatten(DEFAULTS).items() if key not in flat},
-        known=read_json(path / FACTS, Known),
+        facts=read_json(path / FACTS, StoreFacts),
         entries=metrics(path),
         checkpoints=saved,
         final=read_json(final, Final) if final.exists() else None,

@@ -93,12 +93,12 @@ def vocabulary_folder(look: Look) -> Facts | None:
         return None
     facts: Facts = {"kind": "vocabulary", "what": "vocabularies of x86 code"}
     try:
-        found = files.find_lists(look.path)
+        vocabularies = files.find_lists(look.path)
     except TokmillError as error:
         return {**facts, "problem": str(error)}
     lists = [
         {"column": column, "found": one.convention, **_facts(one.tokens)}
-        for column, one in found.items()
+        for column, one in vocabularies.items()
     ]
     options = f"--rules {lists[0]['rules']} --vocab {look.quoted}"
     return {**facts, "lists": lists, "next": f"tokmill build x86 INPUT {options} -o STORE"}
@@ -257,13 +257,13 @@ def compressed(look: Look) -> Facts | None:
         return None
     more = len(inner) == HEAD or look.size > HEAD
     hidden = Look(look.path, inner, len(inner) + more)
-    held: Facts = next(
+    body: Facts = next(
         (f for f in (r(hidden) for r in (block_vectors, jsonl, text)) if f), {"kind": "binary data"}
     )
-    facts: Facts = {"kind": name, "what": f"a {name} stream of {held['kind']}", "bytes": look.size}
+    facts: Facts = {"kind": name, "what": f"a {name} stream of {body['kind']}", "bytes": look.size}
     # Builds read compressed files, so the next command is the same.
     return facts | {
-        key: held[key] for key in ("fields", "first_record", "next", "or") if key in held
+        key: body[key] for key in ("fields", "first_record", "next", "or") if key in body
     }
 
 

@@ -40,7 +40,7 @@ def store(look: Look) -> Facts | None:
         **_manifest_facts(opened.manifest),
     }
     if (look.path / "plan.json").exists():
-        plan: Plan = layout.read_sealed(look.path / "plan.json", Plan)
+        plan: Plan = layout.read_checked(look.path / "plan.json", Plan)
         facts["recipe"] = plan.recipe
         facts["inputs"] = shorten(plan.roots)
         if isinstance(plan.left_out, dict):
@@ -89,8 +89,8 @@ def run(look: Look) -> Facts | None:
         "store": keys["data.train"],
         "validation_store": keys["data.val"] or None,
         "start": keys["run.start"] or None,
-        "fingerprint": summary.known.fingerprint,
-        "columns": summary.known.columns,
+        "fingerprint": summary.facts.fingerprint,
+        "columns": summary.facts.columns,
         "recipe": summary.recipe,
         "next": summary.sampling or None if summary.finished else f"tokmill train -o {look.quoted}",
     }
@@ -142,12 +142,12 @@ LOGS = {
 
 def log(look: Look) -> Facts | None:
     """A file of lines in a store or a run."""
-    beside, what = LOGS.get(look.path.name, ("", ""))
-    if not beside or not look.path.with_name(beside).is_file():
+    sibling, what = LOGS.get(look.path.name, ("", ""))
+    if not sibling or not look.path.with_name(sibling).is_file():
         return None
     with reading(look.path) as file:
         lines = sum(1 for _ in file)
-    command = "compare" if beside == "recipe.json" else "inspect"
+    command = "compare" if sibling == "recipe.json" else "inspect"
     return {
         "kind": look.path.stem,
         "what": what,
@@ -157,47 +157,47 @@ def log(look: Look) -> Facts | None:
     }
 
 
-def _refers_to(found: Manifest, ref: str | None) -> Facts:
-    if ref is None or not isinstance(found.references, dict) or ref not in found.references:
+def _refers_to(manifest: Manifest, ref: str | None) -> Facts:
+    if ref is None or not isinstance(manifest.references, dict) or ref not in manifest.references:
         return {}
-    stated = found.references[ref]
+    stated = manifest.references[ref]
     return {"refers_to": {"path": stated.path, "fingerprint": stated.fingerprint}}
 
 
-def _manifest_facts(found: Manifest) -> Facts:
+def _manifest_facts(manifest: Manifest) -> Facts:
     return {
-        "complete": found.complete,
-        "source": found.source,
-        "records": found.records,
-        "tokens": found.tokens,
-        "shards": len(found.shards),
-        "bytes": found.bytes,
-        "input_bytes": found.input_bytes,
-        "skipped": found.skipped,
-        "rejected": found.rejected,
-        "notes": found.notes,
+        "complete": manifest.complete,
+        "source": manifest.source,
+        "records": manifest.records,
+        "tokens": manifest.tokens,
+        "shards": len(manifest.shards),
+        "bytes": manifest.bytes,
+        "input_bytes": manifest.input_bytes,
+        "skipped": manifest.skipped,
+        "rejected": manifest.rejected,
+        "notes": manifest.notes,
         "columns": [
             {
                 "name": name,
                 "dtype": column.dtype,
                 "per": column.per,
                 "vocabulary": column.vocab,
-                "range": list(found.ranges[name]) if name in found.ranges else None,
-                **_refers_to(found, column.ref),
+                "range": list(manifest.ranges[name]) if name in manifest.ranges else None,
+                **_refers_to(manifest, column.ref),
             }
-            for name, column in found.schema.items()
+            for name, column in manifest.schema.items()
         ],
         "vocabularies": {
             name: {"size": v.size, "file": v.file, "roles": v.roles, "sha256": v.sha256}
-            for name, v in found.vocabularies.items()
+            for name, v in manifest.vocabularies.items()
         },
-        "fingerprint": found.fingerprint,
-        "recipe_id": found.recipe_id,
-        "producer": found.producer,
+        "fingerprint": manifest.fingerprint,
+        "recipe_id": manifest.recipe_id,
+        "producer": manifest.producer,
     }
 
 
-MADE = {"diff": "diff", "similarity": "similarity eval"}
+COMMANDS = {"diff": "diff", "similarity": "similarity eval"}
 """Value of `format` in JSON that tokmill writes → the command."""
 KINDS = {
     **dict.fromkeys([".jsonl", ".ndjson"], "jsonl"),
@@ -255,8 +255,8 @@ def tokenizer_folder(look: Look) -> Facts | None:
     if facts is None:
         return None
     inside = contents(look.path)
-    beside = f", beside {in_numbers(inside)}" if inside else ""
-    return {**facts, "what": f"{facts['what']}, in its folder{beside}", **inside}
+    more = f", beside {in_numbers(inside)}" if inside else ""
+    return {**facts, "what": f"{facts['what']}, in its folder{more}", **inside}
 
 
 def tokenizer_in(folder: Path) -> Facts | None:
@@ -362,9 +362,9 @@ def other_json(look: Look) -> Facts | None:
     if isinstance(look.json, dict) and ".jsonl" not in look.path.suffixes:
         keys = list(look.json)
         kind = str(look.json.get("format")).removeprefix("tokmill.")
-        what = f"what `tokmill {MADE[kind]}` found" if kind in MADE else "a JSON object"
+        what = f"what `tokmill {COMMANDS[kind]}` found" if kind in COMMANDS else "a JSON object"
         return {
-            "kind": kind if kind in MADE else "json",
+            "kind": kind if kind in COMMANDS else "json",
             "what": what,
             "bytes": look.size,
             "keys": keys[:30],

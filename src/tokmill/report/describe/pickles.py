@@ -44,30 +44,30 @@ def read_pickle(look: Look, what: str) -> Facts:
     if size > MOST_BYTES:
         return {**facts, "problem": f"larger than {MOST_BYTES >> 30} GiB: it was not read"}
     pickle = Pickle(path, None)
-    found = _Found()
+    summary = _Summary()
     try:
         try:
             budget = pickle.budget()
             with Progress("inspect", size, quiet=look.quiet or size < LONG) as bar:
                 for key, value in pickle.entries():
-                    found.add(key, value, look.entries, budget)
+                    summary.add(key, value, look.entries, budget)
                     bar.reach(pickle.position)
                 bar.reach(size)
         except TokmillError:
             if pickle.holds in (dict, list, None):
                 raise
-            found = _Found()
-            found.whole = [pickle.load()]
+            summary = _Summary()
+            summary.whole = [pickle.load()]
     except MachineError:
         raise
     except TokmillError as error:
         facts["problem"] = f"{error.what} ({error.where})"
-    found.is_dict = pickle.holds is dict
-    kind = found.kind() if pickle.holds else "it cannot be read"
+    summary.is_dict = pickle.holds is dict
+    kind = summary.kind() if pickle.holds else "it cannot be read"
     names = sorted(map(printable, pickle.named))
     facts["what"] = f"{what}: {kind}; nothing of it was run"
     if pickle.holds:
-        facts |= found.facts(path)
+        facts |= summary.facts(path)
     if names:
         more = f" … ({len(names) - 20:,} more)" if len(names) > 20 else ""
         facts["python_would_load"] = ", ".join(names[:20]) + more
@@ -83,23 +83,23 @@ def lengths_of_pickle(path: Path) -> tuple[str, Array]:
     """
     with machine_errors("read", path):
         size = path.stat().st_size
-    pickle, found = Pickle(path, None), _Found()
+    pickle, summary = Pickle(path, None), _Summary()
     budget = pickle.budget()
     with Progress("lengths", size, quiet=size < LONG) as bar:
         for key, value in pickle.entries():
-            found.add(key, value, 0, budget)
+            summary.add(key, value, 0, budget)
             bar.reach(pickle.position)
     pickle.check_end(size)
-    if not found.lengths:
+    if not summary.lengths:
         raise TokmillError(
             "the pickle holds no sequences",
             where=str(path),
             hint="`tokmill inspect` shows what it holds",
         )
-    return found.unit, np.frombuffer(found.lengths, np.int64)
+    return summary.unit, np.frombuffer(summary.lengths, np.int64)
 
 
-class _Found:
+class _Summary:
     """Collects facts of a pickle, entry by entry."""
 
     def __init__(self) -> None:

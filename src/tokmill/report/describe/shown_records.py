@@ -75,7 +75,7 @@ class Reader:
         lists = {name: self._tokens(column.vocab or "") for name, column in store.schema.items()}
         self.lists = {name: lists[name] for name in store.token_columns if lists[name]}
         """Column → its tokens by id, if its vocabulary is a list."""
-        self.names = {n: found for n, found in lists.items() if found and n not in self.lists}
+        self.names = {n: tokens for n, tokens in lists.items() if tokens and n not in self.lists}
         """The same of columns with a number for each record, such as labels."""
 
     def _tokens(self, vocabulary: str) -> list[str]:

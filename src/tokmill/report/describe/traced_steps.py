@@ -59,8 +59,8 @@ def wanted(
         if store is None or one.path.resolve() == store.resolve()
     }
     if record is None:
-        found = {number: matching(one, conditions) for number, one in chosen.items()}
-        return {number: np.fromiter(one, np.int64) for number, one in found.items()}
+        records = {number: matching(one, conditions) for number, one in chosen.items()}
+        return {number: np.fromiter(one, np.int64) for number, one in records.items()}
     if len({path.resolve() for path in paths}) > 1 and store is None:
         raise UsageError(
             f"the run reads {len(paths)} stores, and each has a record {record}",

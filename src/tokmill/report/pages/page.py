@@ -99,17 +99,17 @@ def verdict(run: RunSummary) -> str:
         reason = "none was evaluated yet" if run.flat["data.val"] else "no store was named (--val)"
         return f"Loss {loss:.4g} of training rows; of validation rows {reason}."
     step, last = points[-1]
-    said = f"Validation loss {last:.4g}"
+    sentence = f"Validation loss {last:.4g}"
     if latest.get("val_perplexity") is not None:
-        said += f", perplexity {latest['val_perplexity']:.4g}"
-    said += f" after {step:,} of {run.steps:,} steps"
+        sentence += f", perplexity {latest['val_perplexity']:.4g}"
+    sentence += f" after {step:,} of {run.steps:,} steps"
     best_step, best = min(points, key=lambda point: (point[1], point[0]))
     before = [loss for at, loss in points if at <= 0.8 * step]
     if last - best > CHANGE * abs(best):
-        return f"{said}. It was lowest at step {best_step:,}: {best:.4g}."
+        return f"{sentence}. It was lowest at step {best_step:,}: {best:.4g}."
     if before and before[-1] - last > CHANGE * abs(last):
-        return f"{said}. It was still falling: more steps may help."
-    return f"{said}. It hardly changed in the last fifth." if before else f"{said}."
+        return f"{sentence}. It was still falling: more steps may help."
+    return f"{sentence}. It hardly changed in the last fifth." if before else f"{sentence}."
 
 
 def run_section(run: RunSummary, section: Section) -> Section:
@@ -123,7 +123,7 @@ def run_section(run: RunSummary, section: Section) -> Section:
         ["model", ", ".join([str(run.flat["model.kind"]), *shapes])],
         ["parameters", "not known" if parameters is None else f"{parameters:,}"],
         ["task", str(run.flat["task.kind"])],
-        ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in run.known.columns.items())],
+        ["columns", ", ".join(f"{n} ({size:,} ids)" for n, size in run.facts.columns.items())],
         ["steps", f"{run.step:,} of {run.steps:,}"],
     ]
     # A policy reads no store.
@@ -157,7 +157,7 @@ def run_section(run: RunSummary, section: Section) -> Section:
         section.problem = f"no samples: {error.what}"
     origin = [
         ["store", str(run.flat["data.train"])],
-        ["fingerprint of the store", run.known.fingerprint],
+        ["fingerprint of the store", run.facts.fingerprint],
         ["checkpoints", ", ".join(run.checkpoints) or "none kept"],
     ]
     section.provenance = Table([pair for pair in origin if pair[1]])
@@ -188,7 +188,7 @@ def _jumps(run: RunSummary, section: Section) -> None:
         return
     traced: Any = plugins.require("tokmill.report.describe.traced_steps")
     try:
-        found = list(traced.of_jumps(traced.Trace(run.path), sorted(jumps), SAMPLES))
+        traced_jumps = list(traced.of_jumps(traced.Trace(run.path), sorted(jumps), SAMPLES))
     except TokmillError as error:
         # The rest of the page is still useful.
         section.problem = f"the steps with jumps cannot be traced: {error.what}"
@@ -204,7 +204,7 @@ def _jumps(run: RunSummary, section: Section) -> None:
                 for one in jump["documents"]
             ),
         ]
-        for jump in found
+        for jump in traced_jumps
     ]
     title = (
         f"Steps with jumps, the largest; `tokmill trace {run.path} --step N` shows all of a step"
@@ -238,7 +238,7 @@ def run_samples(run: RunSummary) -> list[Sample]:
     if reader is not None and numbers:
         records = [reader.store.record(number) for number in numbers]
         prompts = [
-            {name: record[name][:PROMPT_TOKENS].tolist() for name in run.known.columns}
+            {name: record[name][:PROMPT_TOKENS].tolist() for name in run.facts.columns}
             for record in records
         ]
         texts = [reader.show(number, PROMPT_TOKENS).get("text", "") for number in numbers]

@@ -62,7 +62,7 @@ def best(run: RunSummary) -> list[list[str]]:
     path = run.path / BEST
     if not path.exists():
         return []
-    found: dict[str, Best] = read_json(path, dict[str, Best])
+    by_module: dict[str, Best] = read_json(path, dict[str, Best])
     return [
         [
             name,
@@ -70,7 +70,7 @@ def best(run: RunSummary) -> list[list[str]]:
             f"{one.milliseconds:.4g}",
             in_words(schedules.read(one.schedule, str(path))) or "none",
         ]
-        for name, one in found.items()
+        for name, one in by_module.items()
     ]
 
 

@@ -97,8 +97,8 @@ def replay(
         )
     taken = actions.read(data.decode("utf-8", "replace"), str(schedule))
     settings = measure.Settings(runs=runs)
-    with measure.Measurements(settings) as made:
-        result = made(problem, taken)
+    with measure.Measurements(settings) as measurements:
+        result = measurements(problem, taken)
     with measure.Measurements(settings, None, IreeDefault()) as iree:
         row = row_of(problem, searches.Trial(taken, result), searches.iree_default(problem, iree))
     if as_json:

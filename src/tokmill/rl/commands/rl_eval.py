@@ -169,14 +169,14 @@ def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> N
         mean = means[key]
         say(
             f"{name}: {mean['speedup']:.3f} times as fast as without a schedule"
-            f"{_beside_iree(rows, key)} (geometric means of {human_count(len(rows), 'module')}), "
+            f"{_against_iree(rows, key)} (geometric means of {human_count(len(rows), 'module')}), "
             f"{human_share(mean['regressions'], 0)} slower, {human_share(mean['failed'], 0)} "
             "without a result"
         )
     say_what_is_faster([{**row, **row["best"]} for row in rows])
 
 
-def _beside_iree(rows: list[dict[str, Any]], key: str) -> str:
+def _against_iree(rows: list[dict[str, Any]], key: str) -> str:
     ratios = [row[IREE] / row[key]["milliseconds"] for row in rows]
     logs = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
     if not logs:

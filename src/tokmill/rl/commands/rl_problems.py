@@ -118,15 +118,15 @@ class Best(NamedTuple):
 
 
 def check_best(
-    folder: Path, count: int, inputs: Sequence[str], others: Mapping[str, Path | None]
+    folder: Path, count: int, inputs: Sequence[str], outputs: Mapping[str, Path | None]
 ) -> None:
     """Refuse a folder where the best schedules of `count` modules would replace other files.
 
-    `inputs`: modules and folders of them that are read; `others`: option → another file that is
+    `inputs`: modules and folders of them that are read; `outputs`: option → another file that is
     written. Raises `UsageError`.
     """
     files = [RESULTS, *(name for number in range(count) for name in _best_names(number))]
-    check_files(inputs, {**others, **{f"-o {name}": folder / name for name in files}})
+    check_files(inputs, {**outputs, **{f"-o {name}": folder / name for name in files}})
     for name in files:
         if os.path.lexists(folder / name) and not is_written(folder / name):
             raise UsageError(

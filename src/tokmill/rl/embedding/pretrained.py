@@ -74,7 +74,7 @@ def take_encoder(embedding: Embedding, place: Path) -> list[str]:
     })  # fmt: skip
 
 
-def check_tokens(run: Path, theirs: int, mine: int) -> None:
+def check_tokens(run: Path, size: int, expected: int) -> None:
     """Refuse a run whose ids are not those of `field_tokens`."""
     file = run / VOCAB / TOKENS
     names = None
@@ -85,23 +85,23 @@ def check_tokens(run: Path, theirs: int, mine: int) -> None:
             hint="restore the run from where it was copied",
         ):
             names = loads_json(read_file(file, MOST), Names).tokens
-    if theirs != mine or names != list(field_tokens.VOCABULARY):
+    if size != expected or names != list(field_tokens.VOCABULARY):
         raise TokmillError(
-            f"the run knows {theirs:,} tokens, which are not those of the fields of operations",
+            f"the run knows {size:,} tokens, which are not those of the fields of operations",
             where=str(run),
             hint="it is for runs on a store that `tokmill build mlir` of this version made",
         )
 
 
-def check_config(theirs: EncoderConfig, mine: EncoderConfig, place: Path) -> None:
+def check_config(pretrained: EncoderConfig, config: EncoderConfig, place: Path) -> None:
     """Refuse an encoder whose weights mean something else."""
     pairs = {
-        key: (value, getattr(mine, key))
-        for key, value in msgspec.structs.asdict(theirs).items()
+        key: (value, getattr(config, key))
+        for key, value in msgspec.structs.asdict(pretrained).items()
         if key not in FREE
     }
-    pairs["hidden"] = theirs.feed_forward, mine.feed_forward
-    pairs["kv_heads"] = theirs.groups, mine.groups
+    pairs["hidden"] = pretrained.feed_forward, config.feed_forward
+    pairs["kv_heads"] = pretrained.groups, config.groups
     differ = {key: values for key, values in pairs.items() if values[0] != values[1]}
     if differ:
         message = "; ".join(f"{key} is {a!r} there, {b!r} here" for key, (a, b) in differ.items())
@@ -120,12 +120,12 @@ def take(encoder: torch.nn.Module, tensors: dict[str, Tensor]) -> list[str]:
     own = encoder.state_dict()
     tables = {"positions.weight", f"fields.embeddings.{PREFIX}depth.weight"}
     taken = {}
-    for name, mine in own.items():
+    for name, weight in own.items():
         other = tensors.get(name)
-        if other is not None and name in tables and other.shape[1:] == mine.shape[1:]:
-            rows = min(len(other), len(mine))
-            other = torch.cat((other[:rows].to(mine.dtype), mine[rows:]))
-        if other is not None and other.shape == mine.shape:
+        if other is not None and name in tables and other.shape[1:] == weight.shape[1:]:
+            rows = min(len(other), len(weight))
+            other = torch.cat((other[:rows].to(weight.dtype), weight[rows:]))
+        if other is not None and other.shape == weight.shape:
             taken[name] = other
     encoder.load_state_dict(taken, strict=False)
     anew = sorted(own.keys() - taken.keys())

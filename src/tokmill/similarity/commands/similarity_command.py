@@ -14,7 +14,7 @@ from tokmill.similarity.evaluation import evaluate as run
 from tokmill.similarity.functions import functions_of, of_functions
 from tokmill.similarity.keys_csv import read_keys
 from tokmill.similarity.pairing import MIN_BLOCKS
-from tokmill.similarity.pool_measures import CHANCE, RESAMPLES, Method
+from tokmill.similarity.pool_measures import RANDOM, RESAMPLES, Method
 from tokmill.similarity.vector_rows import Rows, read_vectors
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -118,7 +118,7 @@ def score(
         say(f"note: {keys}: columns that are not read: {', '.join(unread)}")
     if functions.code is None:
         say(f"note: {keys}: without a column `code`, functions of the same code stay in the pools")
-    methods = [Method(vectors.stem, Rows(matrix), False), Method(CHANCE, None, True)]
+    methods = [Method(vectors.stem, Rows(matrix), False), Method(RANDOM, None, True)]
     evaluation = run(functions, methods, choice, quiet=quiet)
     if as_json:
         print_json(evaluation)

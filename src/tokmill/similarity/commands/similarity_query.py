@@ -68,7 +68,7 @@ def query(
         str, typer.Option(metavar="HEX", help="Its address, such as 0x401000.")
     ] = "",
     top: Top = 10,
-    others: Others = False,
+    other_programs: Others = False,
     exact: Exact = False,
     alone: Alone = False,
     graphs: Graphs = None,
@@ -83,7 +83,7 @@ def query(
     where = _address(address)
     keys = {"program": program, "project": project, "compiler": compiler, "level": level}
     # Several records may be parts of one function, or functions of the same program.
-    most = top * MORE * (16 if others else 1) + 1
+    most = top * MORE * (16 if other_programs else 1) + 1
     if is_index(place):
         if given or graphs:
             raise UsageError(
@@ -100,7 +100,7 @@ def query(
         with elapsed("reading") if not quiet else contextlib.nullcontext():
             by, matrix, unit = _matrix(given, store, folders, alone, at, device, quiet)
         rows, scores = nearest_rows(matrix, asked.record, most, unit=unit)
-    hits = hits_of(store, asked, rows, scores, top, others=others)
+    hits = hits_of(store, asked, rows, scores, top, other_programs=other_programs)
     if as_json:
         print_json({"asked": asked, "by": by, "hits": hits})
     else:

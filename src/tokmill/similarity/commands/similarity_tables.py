@@ -52,14 +52,14 @@ def _print_counts(rows: Sequence[Row]) -> None:
     reasons = list(
         dict.fromkeys(why for row in rows for one in row.settings for why in one.left_out)
     )
-    others = any(one.pairs > one.queries for row in rows for one in row.settings)
+    more_targets = any(one.pairs > one.queries for row in rows for one in row.settings)
     print_table(
         [
             "row",
             "queries",
             "functions",
             "projects",
-            *(["targets"] if others else []),
+            *(["targets"] if more_targets else []),
             SAME,
             *reasons,
         ],
@@ -69,7 +69,7 @@ def _print_counts(rows: Sequence[Row]) -> None:
                 row.queries,
                 row.functions,
                 row.projects,
-                *([sum(one.pairs for one in row.settings)] if others else []),
+                *([sum(one.pairs for one in row.settings)] if more_targets else []),
                 sum(one.same_code for one in row.settings),
                 *(sum(one.left_out.get(why, 0) for one in row.settings) for why in reasons),
             ]

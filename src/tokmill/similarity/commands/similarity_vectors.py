@@ -8,7 +8,7 @@ from typing import Any
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.similarity.functions import Functions, of_functions
-from tokmill.similarity.pool_measures import CHANCE, Method
+from tokmill.similarity.pool_measures import RANDOM, Method
 from tokmill.similarity.vector_rows import Rows
 from tokmill.store.manifest import read_plan
 from tokmill.store.schema import Array
@@ -56,10 +56,10 @@ def baselines_of(
     those that it was built of. Where there are none, it is said that there are no baselines.
     `vectors`: name → a vector a record, of which sums are wanted.
     """
-    random_order = Method(CHANCE, None, True)
+    random_order = Method(RANDOM, None, True)
     for name in names or ():
-        check_name("no baseline is", name, [*plugins.BASELINES, CHANCE])
-    wanted = [name for name in (plugins.BASELINES if names is None else names) if name != CHANCE]
+        check_name("no baseline is", name, [*plugins.BASELINES, RANDOM])
+    wanted = [name for name in (plugins.BASELINES if names is None else names) if name != RANDOM]
     if not wanted and not vectors:
         return [random_order]
     if not graphs and (graphs := built_of(store)) == []:
@@ -96,7 +96,7 @@ def rows_of(functions: Functions, matrix: Any) -> Rows:
 
 def built_of(store: Store) -> list[Path]:
     """Return the inputs of a store that were graphs, and are still there."""
-    plans, found = [read_plan(store.path)], list[Path]()
+    plans, inputs = [read_plan(store.path)], list[Path]()
     for plan in plans:
         source, paths = plan.recipe.get("source"), [Path(root) for root in plan.inputs()]
         if source == "select" and len(plans) <= MOST_PLANS:
@@ -107,5 +107,5 @@ def built_of(store: Store) -> list[Path]:
 
             for path in paths:
                 if path.suffix == GRAPH and path.exists() or any(path.rglob(f"*{GRAPH}")):
-                    found.append(path)
-    return list(dict.fromkeys(found))
+                    inputs.append(path)
+    return list(dict.fromkeys(inputs))

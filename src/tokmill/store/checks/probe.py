@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import sha256_file
-from tokmill.store.manifest import read_sealed
+from tokmill.store.manifest import read_checked
 from tokmill.store.schema import Array
 
 FILE = "probe.json"
@@ -47,7 +47,7 @@ def probe_path(store: Path) -> Path:
 
 
 def read_probe(store: Path) -> Probe:
-    return read_sealed(probe_path(store), Probe)
+    return read_checked(probe_path(store), Probe)
 
 
 def probe_digest(store: Path) -> str | UnsetType:
@@ -103,7 +103,7 @@ def check_coder(
     if not path.is_file():
         return
     then, now = [], []
-    for text, ids in read_sealed(path, Probe).bare():
+    for text, ids in read_checked(path, Probe).bare():
         if ids and not any(name in text for name in specials):
             again = encode(text)
             if again is not None:

@@ -136,7 +136,7 @@ def check_shard(store: Store, entry: ShardEntry) -> int:
     demand(path, sha256_file(path) == entry.sha256, changed)
     receipt_path = path.with_suffix(".json")
     demand(receipt_path, receipt_path.exists(), "the receipt is missing")
-    receipt = layout.read_sealed(receipt_path, layout.Receipt)
+    receipt = layout.read_checked(receipt_path, layout.Receipt)
     stated = (receipt.records, receipt.tokens, receipt.bytes, receipt.sha256)
     equal = stated == (entry.records, entry.tokens, entry.bytes, entry.sha256)
     demand(receipt_path, equal, "receipt and manifest contradict each other")
@@ -198,7 +198,7 @@ def check_plan(store: Store) -> list[Problem]:
     if not path.exists():
         return []
     try:
-        plan: layout.Plan = layout.read_sealed(path, layout.Plan)
+        plan: layout.Plan = layout.read_checked(path, layout.Plan)
     except TokmillError as error:
         return [Problem(error.where, error.what)]
     try:
@@ -235,7 +235,7 @@ def check_learned(store: Store) -> list[Problem]:
     if not (folder / LEARNED).exists():
         return []
     try:
-        note: Learned = layout.read_sealed(folder / LEARNED, Learned)
+        note: Learned = layout.read_checked(folder / LEARNED, Learned)
         files = {inside(folder, name): digest for name, digest in note.files.items()}
     except TokmillError as error:
         return [Problem(str(folder / LEARNED), error.what)]

@@ -78,7 +78,7 @@ class Narrowed:
 Part = Array | Stored | Offsets | Narrowed
 
 
-class Held:
+class ColumnBuffers:
     """Name → the parts of a flat column, in the order in which they were added.
 
     Without a folder everything stays in memory.
@@ -155,8 +155,8 @@ class StringColumn:
     strings of the shard alone, not on the batches in which they are added.
     """
 
-    def __init__(self, name: str, held: Held) -> None:
-        self.name, self.held = name, held
+    def __init__(self, name: str, buffers: ColumnBuffers) -> None:
+        self.name, self.buffers = name, buffers
         self.rows: dict[bytes, int] | None = {}
         """String → its number, in the order of first use; None: the strings lie end to end."""
         self.records = self.bytes = 0
@@ -170,12 +170,12 @@ class StringColumn:
         if self.rows is None:
             self._add_flat(*strings.written_out())
             return
-        found, place = strings.distinct()
+        distinct, place = strings.distinct()
         rows = self.rows
-        numbers = np.asarray([rows.setdefault(row, len(rows)) for row in found], np.uint32)
-        lengths = np.asarray([len(row) for row in found], np.int64)
+        numbers = np.asarray([rows.setdefault(row, len(rows)) for row in distinct], np.uint32)
+        lengths = np.asarray([len(row) for row in distinct], np.int64)
         self.bytes += int(lengths[place].sum())
-        self.held.add(self.name, numbers[place])
+        self.buffers.add(self.name, numbers[place])
         if len(rows) > MOST_STRINGS or (self.records == FIRST and len(rows) > FIRST // 2):
             self._write_out()
 
@@ -186,21 +186,21 @@ class StringColumn:
             size = width * self.records + table.nbytes + offsets.nbytes
             if size < self.bytes + 8 * (self.records + 1):
                 dtype = np.dtype(f"<u{width}")
-                yield self.name, f"u{width}", [Narrowed(self.held.get(self.name), dtype)]
+                yield self.name, f"u{width}", [Narrowed(self.buffers.get(self.name), dtype)]
                 yield f"{self.name}.values", "u1", [table]
                 yield f"{self.name}.values.offsets", "u8", [offsets.astype("<u8")]
                 return
             self._write_out()
-        yield self.name, "u1", self.held.get(f"{self.name}.flat")
-        yield f"{self.name}.offsets", "u8", [Offsets(self.held.get(f"{self.name}.lengths"))]
+        yield self.name, "u1", self.buffers.get(f"{self.name}.flat")
+        yield f"{self.name}.offsets", "u8", [Offsets(self.buffers.get(f"{self.name}.lengths"))]
 
     def _add_flat(self, data: Array, offsets: Array) -> None:
-        self.held.add(f"{self.name}.flat", data)
-        self.held.add(f"{self.name}.lengths", np.diff(offsets))
+        self.buffers.add(f"{self.name}.flat", data)
+        self.buffers.add(f"{self.name}.lengths", np.diff(offsets))
 
     def _write_out(self) -> None:
         """Change to end to end: for the strings so far and all that follow."""
         assert self.rows is not None
         table, self.rows = joined(list(self.rows)), None
-        for numbers in pieces(self.held.take(self.name)):
+        for numbers in pieces(self.buffers.take(self.name)):
             self._add_flat(*Strings(numbers, *table).written_out())

@@ -30,7 +30,7 @@ from tokmill.store.schema import (
     phrase_columns,
     ranges,
 )
-from tokmill.store.shards.column_buffers import Held, Offsets, Part, StringColumn, pieces
+from tokmill.store.shards.column_buffers import ColumnBuffers, Offsets, Part, StringColumn, pieces
 
 SUFFIX = ".safetensors"
 TYPES = {"u1": "U8", "u2": "U16", "u4": "U32", "u8": "U64", "i8": "I64", "f4": "F32", "f8": "F64"}
@@ -49,10 +49,10 @@ class ShardWriter:
 
     def __init__(self, schema: Schema, limits: dict[str, int], scratch: Path | None = None) -> None:
         self.schema, self.limits = schema, limits
-        self.held = Held(scratch)
+        self.buffers = ColumnBuffers(scratch)
         """Name in the file → values; for offsets, the lengths between them."""
         self.strings = {
-            name: StringColumn(name, self.held)
+            name: StringColumn(name, self.buffers)
             for name, column in schema.items()
             if column.dtype == "utf8"
         }
@@ -68,11 +68,11 @@ class ShardWriter:
     def add(self, batch: Records, item: int) -> None:
         n = len(batch)
         tokens = int(batch.offsets[-1] - batch.offsets[0]) if n else 0
-        self.held.add("offsets", np.diff(batch.offsets))
+        self.buffers.add("offsets", np.diff(batch.offsets))
         self.records += n
         self.tokens += tokens
-        self.held.add("item", np.full(n, item, "<u4"))
-        self.held.add("start", np.asarray(batch.starts, "<u8"))
+        self.buffers.add("item", np.full(n, item, "<u4"))
+        self.buffers.add("start", np.asarray(batch.starts, "<u8"))
         if batch.phrases is not None:
             self._add_phrases(batch.phrases)
         for name, column in self.schema.items():
@@ -86,7 +86,7 @@ class ShardWriter:
                 self.strings[name].add(value)
                 continue
             self._check(name, value)
-            self.held.add(name, np.ascontiguousarray(value, column.numpy()))
+            self.buffers.add(name, np.ascontiguousarray(value, column.numpy()))
 
     def _check(self, name: str, value: Array) -> None:
         if value.dtype.kind == "f":
@@ -128,8 +128,8 @@ class ShardWriter:
             row_of_phrase[new] = self._add_rows(phrases, new.astype(np.int64))
             rows = row_of_phrase[plain]
         self._numbers = row_of_phrase
-        self.held.add("phrase", rows.astype("<u4") | (phrases.ids & PHRASE_BIT))
-        self.held.add("phrase_offsets", np.diff(phrases.offsets))
+        self.buffers.add("phrase", rows.astype("<u4") | (phrases.ids & PHRASE_BIT))
+        self.buffers.add("phrase_offsets", np.diff(phrases.offsets))
 
     def _add_rows(self, phrases: Phrases, rows: Array) -> Array:
         """Return rows of another table as rows of the shard's table; missing ones are added."""
@@ -154,19 +154,19 @@ class ShardWriter:
     def write(self, path: Path) -> tuple[int, str]:
         """Write the shard and return its size in bytes and its sha256."""
         tensors: dict[str, tuple[str, list[int], Sequence[Part]]] = {}
-        held = self.held
+        buffers = self.buffers
 
         def put(name: str, dtype: str, parts: Sequence[Part], width: int = 0) -> None:
             length = sum(part.nbytes for part in parts) // DTYPES[TYPES[dtype]].itemsize
             shape = [length // width, width] if width else [length]
             tensors[name] = (dtype, shape, parts)
 
-        put("offsets", "u8", [Offsets(held.get("offsets"))])
-        put("item", "u4", held.get("item"))
-        put("start", "u8", held.get("start"))
+        put("offsets", "u8", [Offsets(buffers.get("offsets"))])
+        put("item", "u4", buffers.get("item"))
+        put("start", "u8", buffers.get("start"))
         if has_phrases(self.schema):
-            put("phrase", "u4", held.get("phrase"))
-            put("phrase_offsets", "u8", [Offsets(held.get("phrase_offsets"))])
+            put("phrase", "u4", buffers.get("phrase"))
+            put("phrase_offsets", "u8", [Offsets(buffers.get("phrase_offsets"))])
             put("table_offsets", "u8", [Offsets(self.table_lengths)])
             for name, parts in self.table.items():
                 put(f"table.{name}", self.schema[name].dtype, parts)
@@ -175,7 +175,7 @@ class ShardWriter:
                 for array in self.strings[name].arrays():
                     put(*array)
             elif not column.phrase:
-                put(name, column.dtype, held.get(name), column.width)
+                put(name, column.dtype, buffers.get(name), column.width)
         return write_tensors(path, tensors)
 
 
@@ -186,7 +186,7 @@ def _row_bytes(
 
     Rows of the same length are processed together, as rows of a matrix.
     """
-    found = np.empty(len(lengths), object)
+    row_bytes = np.empty(len(lengths), object)
     for length in np.unique(lengths).tolist():
         here = np.flatnonzero(lengths == length)
         place = start[here, None] + np.arange(length)
@@ -195,8 +195,8 @@ def _row_bytes(
             for name, values in table.items()
         ]
         matrix = np.concatenate(cells, axis=1)
-        found[here] = [row.tobytes() for row in matrix]
-    return found.tolist()
+        row_bytes[here] = [row.tobytes() for row in matrix]
+    return row_bytes.tolist()
 
 
 def write_tensors(

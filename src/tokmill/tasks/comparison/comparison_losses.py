@@ -21,7 +21,7 @@ from tokmill.store.store import Store
 
 Negatives = Literal["auto", "own", "step"]
 """Which negatives are taken: of the own entry; of the step; own ones if there are any."""
-ANCHOR, ALIKE, OTHER = 0, 1, 2
+ANCHOR, POSITIVE, OTHER = 0, 1, 2
 """Roles of a row in its entry: a query; alike to the queries; a negative of this entry."""
 NOTHING = -1e30
 """In the place of -inf: a softmax over nothing else has a gradient of 0 and not NaN."""
@@ -176,7 +176,7 @@ KEYS = ("project", "program", "function", "part")
 RELATIONS = ("role", "record", "group")
 """Names of the values that say what the rows of a step are to each other."""
 ROLE = "role"
-"""Record column of entries of several records: `ANCHOR`, `ALIKE` or `OTHER`."""
+"""Record column of entries of several records: `ANCHOR`, `POSITIVE` or `OTHER`."""
 GROUP = "group"
 """Record column of numbers: entries with the same number are alike; or a number for each record."""
 
@@ -311,7 +311,7 @@ def roles_of(columns: Iterable[tuple[str, int]]) -> Array:
     """Return the roles of an entry's rows, of columns of references and their widths (or 0)."""
     roles = []
     for number, (name, width) in enumerate(columns):
-        role = OTHER if name.startswith("negative") else ALIKE if number else ANCHOR
+        role = OTHER if name.startswith("negative") else POSITIVE if number else ANCHOR
         roles += [role] * max(1, width)
     return np.asarray(roles, np.int64)
 

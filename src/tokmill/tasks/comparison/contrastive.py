@@ -46,7 +46,7 @@ Margin = Annotated[float, Meta(ge=0, le=2)]
 """A margin between two cosines."""
 
 
-class LikenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SimilarityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which records are alike, and the loss of their vectors."""
 
     length: int = 128
@@ -73,7 +73,7 @@ class LikenessConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Temperature of in_batch."""
 
 
-class ContrastiveConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ContrastiveConfig(SimilarityConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How vectors of records are learned."""
 
     kind: Literal["contrastive"] = "contrastive"
@@ -169,10 +169,10 @@ class Contrastive(Task):
     def compare(
         self, vectors: Tensor, results: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        loss = self.likeness(vectors, results)
+        loss = self.similarity_loss(vectors, results)
         return loss, {"loss": loss.detach()}
 
-    def likeness(self, units: Tensor, results: Mapping[str, Tensor]) -> Tensor:
+    def similarity_loss(self, units: Tensor, results: Mapping[str, Tensor]) -> Tensor:
         """Return the loss of vectors of length 1, summed over entries."""
         config, related, cosines = self.config, relations(results), units @ units.T
         if config.negatives == "own":

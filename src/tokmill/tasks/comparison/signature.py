@@ -35,7 +35,7 @@ from tokmill.tasks.comparison.comparison_losses import (
     over_entries,
     relations,
 )
-from tokmill.tasks.comparison.contrastive import Contrastive, LikenessConfig, Margin
+from tokmill.tasks.comparison.contrastive import Contrastive, Margin, SimilarityConfig
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import Facts
 
@@ -47,7 +47,7 @@ IMPORTED = {"block": VECTOR, "count": "weight"}
 """Columns of blocks and weights → those of imported intervals (`tokmill build triplets`)."""
 
 
-class SignatureConfig(LikenessConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SignatureConfig(SimilarityConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How signatures of intervals are learned."""
 
     kind: Literal["signature"] = "signature"
@@ -110,7 +110,7 @@ class Signature(Contrastive):
     @classmethod
     def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:
         tokens = cls.token_store(config, store)
-        block = held(config.block, tokens.schema)
+        block = column_in(config.block, tokens.schema)
         if block in tokens.schema and tokens.schema[block].width:
             return {VECTOR: Vectors(block, tokens, block)}
         return {
@@ -146,16 +146,16 @@ class Signature(Contrastive):
     def extra_columns(self, schema: Schema) -> list[str]:
         config = self.config
         keys = {"block": "token", "weight": "token", "cpi": "record"}
-        names = {k: held(getattr(config, k), schema) for k in keys if getattr(config, k)}
+        names = {k: column_in(getattr(config, k), schema) for k in keys if getattr(config, k)}
         for key, name in names.items():
             column = schema.get(name)
             if column is None or column.per != keys[key] or column.dtype == "utf8":
-                known = [n for n, c in schema.items() if c.per == keys[key] and c.dtype != "utf8"]
+                usable = [n for n, c in schema.items() if c.per == keys[key] and c.dtype != "utf8"]
                 raise UsageError(
                     f"the store has no column {name!r} with a number for each "
                     + ("block" if keys[key] == "token" else "interval"),
                     where=f"task.{key}",
-                    hint=nearest(name, known, f"--set 'task.{key}=\"\"' does without"),
+                    hint=nearest(name, usable, f"--set 'task.{key}=\"\"' does without"),
                 )
         return [*super().extra_columns(schema), *names.values()]
 
@@ -163,7 +163,7 @@ class Signature(Contrastive):
         """Return the vectors and the weights of rows, as shares of each row."""
         inputs = {VECTOR: columns[VECTOR]}
         if self.config.weight:
-            weight = columns[held(self.config.weight, columns)].astype(np.float64)
+            weight = columns[column_in(self.config.weight, columns)].astype(np.float64)
             weight[(document < 0) | ~(weight > 0)] = 0
             share = weight / np.maximum(weight.sum(1, keepdims=True), 1e-300)
             inputs[WEIGHT] = share.astype(np.float32)[..., None]
@@ -210,7 +210,7 @@ class Signature(Contrastive):
         self, vectors: Tensor, results: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         config, units = self.config, vectors[:, : self.model.dim]
-        parts = {"loss_likeness": (config.likeness_weight, self.likeness(units, results))}
+        parts = {"loss_likeness": (config.likeness_weight, self.similarity_loss(units, results))}
         if self.cpi_head is not None:
             entry, log_cpi = results["entry"], results[LOG_CPI]
             measured = ~log_cpi.isnan()
@@ -249,7 +249,7 @@ class Signature(Contrastive):
         return super().param_groups(weight_decay) + decay_groups(own, weight_decay)
 
 
-def held(name: str, columns: Collection[str]) -> str:
+def column_in(name: str, columns: Collection[str]) -> str:
     """Return a column, or that of imported intervals which takes its place."""
     other = IMPORTED.get(name, name)
     return name if name in columns or other not in columns else other
@@ -276,11 +276,11 @@ def with_vectors(blocks: Store, config: Any) -> Store:
     Raises `UsageError` if there is none, or if several have such a column and none is named.
     """
     names = [config.overlay] if config.overlay else overlay_names(blocks.path)
-    found = [laid for name in names if config.vector in (laid := Store(blocks.path, [name])).schema]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        several = ", ".join(name for laid in found for name in laid.overlays)
+    stores = [one for name in names if config.vector in (one := Store(blocks.path, [name])).schema]
+    if len(stores) == 1:
+        return stores[0]
+    if stores:
+        several = ", ".join(name for one in stores for name in one.overlays)
         raise UsageError(
             f"several overlays of the store of blocks have a column {config.vector!r}: {several}",
             where=str(blocks.path),

@@ -164,13 +164,13 @@ def replaced(
     keys, places = keys_B[row], place.astype(np.uint64)
     drawn = (key(keys, places, ACTION) >> np.uint64(11)) * 2.0**-53
     seen, here = ids_BT.copy(), ids_BT[row, place]
-    others = sorted(one for one in set(specials) if one < size)
-    count = size - len(others)
+    excluded = sorted(one for one in set(specials) if one < size)
+    count = size - len(excluded)
     if shares[1] and count > 0:
         random = drawn < shares[0] + shares[1]
         drawn_ids = key(keys, places, REPLACEMENT + column) % np.uint64(count)
         drawn_ids = drawn_ids.astype(np.int64)
-        for special in others:
+        for special in excluded:
             drawn_ids += drawn_ids >= special
         here = np.where(random, drawn_ids, here)
     seen[row, place] = np.where(drawn < shares[0], mask, here)
@@ -231,17 +231,17 @@ class Masked(Task):
         """Return rows as the recipe asks; those that get a frame are two tokens shorter."""
         config = self.config
         self._check_store(store)
-        length = self._held(store)
+        length = self._own_length(store)
         return cut_rows(store, config.rows, length, config.step, seed, shards, overlap=0)
 
     def evaluation_rows(self, store: Store) -> Rows:
         """Return records where the run reads such, else windows."""
         self._check_store(store)
         if self.config.rows == "whole":
-            return Whole(store, self._held(store))
+            return Whole(store, self._own_length(store))
         return Windows(store, self.length, self.config.step or self.length)
 
-    def _held(self, store: Store) -> int:
+    def _own_length(self, store: Store) -> int:
         """Return the tokens of a row that are the store's own."""
         short = 2 if self.frame and not is_framed(store, self.frame) else 0
         if self.length <= short:

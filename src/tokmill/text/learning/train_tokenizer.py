@@ -24,7 +24,7 @@ from tokmill.base.files import (
     write_file,
 )
 from tokmill.base.progress import elapsed
-from tokmill.store.manifest import read_sealed, sealed
+from tokmill.store.manifest import read_checked, with_checksum
 from tokmill.store.marks import is_store
 from tokmill.store.vocab import LEARNED, Learned
 from tokmill.text.documents import iter_documents
@@ -259,7 +259,7 @@ def no_text() -> TokmillError:
 
 
 def read_note(folder: Path) -> Learned:
-    return read_sealed(folder / LEARNED, Learned)
+    return read_checked(folder / LEARNED, Learned)
 
 
 def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
@@ -316,7 +316,7 @@ def learned_tokenizer(
         tie_break=learn.tie_break,
     )
     # The note is written first: a tokenizer without a note is taken for the user's own.
-    write_file(note, sealed(noted(learn, tokenizer)))
+    write_file(note, with_checksum(noted(learn, tokenizer)))
     tokenizer.save(path)
     return path, True
 

@@ -87,7 +87,7 @@ def take(out: Path, config: TrainConfig) -> None:
     newest = saved.step_of_name(checkpoints(out)[-1]) if checkpoints(out) else -1
     newer = [name for name in _steps(names) if int(name[5:]) > newest]
     if not begun and RECIPE in data:
-        recipe = decode(data[RECIPE], f"{address}/{RECIPE}", dict[str, Any], sealed=False)
+        recipe = decode(data[RECIPE], f"{address}/{RECIPE}", dict[str, Any], has_checksum=False)
         try:
             runs.check_resume(recipe, config, int(newer[-1][5:]) if newer else 0, address)
         except TokmillError as error:
@@ -206,7 +206,7 @@ class Owner:
             return None
         except Changed:
             return self._read()
-        return decode(data, self.where, Signature, sealed=False), facts.mark
+        return decode(data, self.where, Signature, has_checksum=False), facts.mark
 
     def _write(self, mark: str) -> None:
         # Whether it was written is seen by `check`: a request that was repeated may be refused.
