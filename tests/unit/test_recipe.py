@@ -134,8 +134,14 @@ def test_settings_of_another_form_are_refused(setting: str) -> None:
         overrides([setting])
 
 
-def test_later_settings_win_and_tables_merge() -> None:
-    assert overrides(["a.b=1", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
+def test_settings_merge_and_one_key_has_one_value() -> None:
+    assert overrides(["a.b=1", "a.c=2", "a.b=1"]) == {"a": {"b": 1, "c": 2}}
+    for settings in (["a.b=1", "a.b=3"], ["a.b=1", "a=3"], ["a=3", "a.b=1"], ["a=[1]", "a=1"]):
+        with pytest.raises(UsageError, match=r"is given twice: .+ and "):
+            overrides(settings)
+
+
+def test_tables_merge() -> None:
     assert merge({"a": {"b": 1}}, {"a": 5}) == {"a": 5}
     base = {"a": {"b": 1}}
     merge(base, {"a": {"c": 2}})

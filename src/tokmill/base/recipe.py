@@ -1,6 +1,7 @@
 """Recipes: TOML into strict structs, with `extends` and `--set a.b=c`."""
 
 import difflib
+import json
 import re
 import sys
 import typing
@@ -123,8 +124,23 @@ def overrides(settings: Sequence[str]) -> dict[str, Any]:
         nested: Any = value
         for part in reversed(key.strip().split(".")):
             nested = {part: nested}
-        result = merge(result, nested)
+        result = joined(result, nested, "--set")
     return result
+
+
+def joined(first: Mapping[str, Any], other: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return settings of one rank as one; a key with two values is an error of `where`."""
+
+    def check(one: Any, two: Any, place: str) -> None:
+        if isinstance(one, Mapping) and isinstance(two, Mapping):
+            for key in one.keys() & two.keys():
+                check(one[key], two[key], f"{place}.{key}" if place else key)
+        elif one != two:
+            shown = " and ".join(json.dumps(value, default=str) for value in (one, two))
+            raise UsageError(f"{place} is given twice: {shown}", where=where, hint="give one value")
+
+    check(first, other, "")
+    return merge(first, other)
 
 
 Positive = Annotated[int, Meta(ge=1)]

@@ -17,7 +17,7 @@ from tokmill.base.progress import (
     human_share,
     human_time,
 )
-from tokmill.base.recipe import merge, overrides
+from tokmill.base.recipe import joined, overrides
 from tokmill.terminal.frame import (
     PANEL,
     AsJson,
@@ -163,7 +163,7 @@ def _options(
     if start:
         chosen["start"] = str(start)
     for section, keys in (("data", of_data), ("run", chosen)):
-        options = merge(options, {section: keys} if keys else {})
+        options = joined(options, {section: keys} if keys else {}, "--set and another option")
     if config:
         options["settings"] = [str(file) for file in config]
     return options
