@@ -53,6 +53,10 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Public, Transfor
     if quantized := config.get("quantization_config"):
         raise unlike("quantization_config", quantized, where, family.kind)
     kind = plugins.load(plugins.MODELS, family.kind).Config
+    for other, key in family.other_names.items():
+        if other in config and config[other] != config.get(key, config[other]):
+            raise unlike(f"{key}, {other}", (config[key], config[other]), where, family.kind)
+    config = {family.other_names.get(key, key): value for key, value in config.items()}
     try:
         public = msgspec.convert(config, family)
         for key, values in public.allowed.items():
