@@ -76,7 +76,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError("there is no such recipe", where=str(path), hint=other_recipe(path))
     try:
         with machine_errors("read", path):
-            value = loads_toml(path.read_text())
+            value = loads_toml(path.read_text("utf-8"))
     except ValueError as error:
         raise UsageError(
             f"the recipe is no TOML: {error}", where=str(path), hint="strings need quotes"
