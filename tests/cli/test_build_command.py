@@ -68,6 +68,12 @@ def test_one_key_with_two_values_is_refused(
     assert f"{key} is given twice: " in err
 
 
+def test_special_tokens_of_no_new_tokenizer_are_refused(inputs: Path, here: Any) -> None:
+    words = ("--tokenizer", TOKENIZER, "--special", "<|pad|>", "-o", "s")
+    err = here("build", "jsonl", inputs / "a.jsonl", *words, code=2)[1]
+    assert "--tokenizer and --special exclude each other" in err
+
+
 def test_recipe_files_with_flags_and_set(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
     (tmp_path / "base.toml").write_text(
         f'source = "jsonl"\ninputs = ["{inputs}/a.jsonl"]\ntokenizer = "{TOKENIZER}"\n'

@@ -1,7 +1,6 @@
 """Recipes: TOML into strict structs, with `extends` and `--set a.b=c`."""
 
 import difflib
-import json
 import re
 import sys
 import typing
@@ -96,14 +95,23 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     return merge(_read(base, (*seen, resolved)), value)
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated with the keys of `over`, recursively in nested tables."""
+def merge(
+    base: Mapping[str, Any], over: Mapping[str, Any], once: str | None = None
+) -> dict[str, Any]:
+    """Return `base` updated with the keys of `over`, recursively in nested tables.
+
+    `once`: the prefix of the keys, which may have one value only; None: `over` wins.
+    """
     result = dict(base)
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            result[key] = merge(result[key], value)
-        else:
+        before = result.get(key, value)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            result[key] = merge(before, value, None if once is None else f"{once}{key}.")
+        elif once is None or before == value:
             result[key] = value
+        else:
+            what = f"{once}{key} is given twice: {before!r} and {value!r}"
+            raise UsageError(what, where="command line", hint="give one value")
     return result
 
 
@@ -124,23 +132,8 @@ def overrides(settings: Sequence[str]) -> dict[str, Any]:
         nested: Any = value
         for part in reversed(key.strip().split(".")):
             nested = {part: nested}
-        result = joined(result, nested, "--set")
+        result = merge(result, nested, once="")
     return result
-
-
-def joined(first: Mapping[str, Any], other: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return settings of one rank as one; a key with two values is an error of `where`."""
-
-    def check(one: Any, two: Any, place: str) -> None:
-        if isinstance(one, Mapping) and isinstance(two, Mapping):
-            for key in one.keys() & two.keys():
-                check(one[key], two[key], f"{place}.{key}" if place else key)
-        elif one != two:
-            shown = " and ".join(json.dumps(value, default=str) for value in (one, two))
-            raise UsageError(f"{place} is given twice: {shown}", where=where, hint="give one value")
-
-    check(first, other, "")
-    return merge(first, other)
 
 
 Positive = Annotated[int, Meta(ge=1)]

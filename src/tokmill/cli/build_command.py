@@ -264,12 +264,12 @@ def _recipe(
         over["tokenizer"] = tokenizer
     for role in roles:
         key, _, token = role.partition("=")
-        over = recipe.joined(over, {"roles": {key: token}}, "--role")
+        over = recipe.merge(over, {"roles": {key: token}}, once="")
     known = set(BuildRecipe.__struct_fields__)
     for key, value in recipe.overrides(values).items():
         # `--set fields=…` is short for `--set options.fields=…`, an option of the source.
         one = {key: value} if key in known else {"options": {key: value}}
-        over = recipe.joined(over, one, "--set and another option")
+        over = recipe.merge(over, one, once="")
     return recipe.convert(BuildRecipe, recipe.merge(stated, over), where)
 
 

@@ -94,9 +94,9 @@ def print_text(text: str) -> None:
     stream.flush()
 
 
-def print_line(text: str) -> None:
-    """Print a result of one line; a newline in the name of a file is escaped."""
-    print(one_line(text))
+def print_line(*lines: str) -> None:
+    """Print a result, each line as one: a newline in the name of a file is escaped."""
+    print(*map(one_line, lines), sep="\n")
 
 
 def say(*lines: str) -> None:

@@ -248,8 +248,6 @@ class Public(msgspec.Struct, frozen=True, kw_only=True):
     """Whether an embedding of segments is added to that of the tokens."""
     roles: ClassVar[Mapping[str, str]]
     """Role → the key that has its id."""
-    other_names: ClassVar[Mapping[str, str]] = {}
-    """Name that transformers takes for a key, too → the key."""
     same: ClassVar[Mapping[str, str]]
     """Key → the key of the model here that has the same value."""
     length_key: ClassVar[str] = "max_position_embeddings"

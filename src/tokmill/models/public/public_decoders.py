@@ -48,12 +48,6 @@ class GPT2(Public, frozen=True, kw_only=True):
     tensor_names = GPT2_NAMES
     heads = {"GPT2LMHeadModel": next_token("transformer.wte")}
     roles = ROLES
-    other_names = {
-        "max_position_embeddings": "n_positions",
-        "hidden_size": "n_embd",
-        "num_hidden_layers": "n_layer",
-        "num_attention_heads": "n_head",
-    }
     same = {
         "n_positions": "context",
         "n_embd": "dim",

@@ -182,11 +182,6 @@ class DistilBert(Public, frozen=True, kw_only=True):
     model_type = "distilbert"
     tensor_names = DISTILBERT_NAMES
     roles = {"pad": "pad_token_id"}
-    other_names = {
-        "hidden_size": "dim",
-        "num_hidden_layers": "n_layers",
-        "num_attention_heads": "n_heads",
-    }
     same = {
         "dim": "dim",
         "n_layers": "layers",

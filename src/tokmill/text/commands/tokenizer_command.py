@@ -15,7 +15,7 @@ from tokmill.base.files import machine_errors, write_file
 from tokmill.base.inflate import MAGIC
 from tokmill.base.locks import writing
 from tokmill.base.progress import human_count, human_time
-from tokmill.base.recipe import joined, overrides
+from tokmill.base.recipe import merge, overrides
 from tokmill.builds.scan import with_lists
 from tokmill.terminal.frame import AsJson, FilesFrom
 from tokmill.terminal.output import print_json, print_line, print_text, say, say_not_reached
@@ -207,7 +207,7 @@ def _options(kind: str, values: list[str] | None, fields: list[str] | None) -> d
     if kind == "tsv" and "label_column" not in options:
         options["unlabelled"] = True
     named = {"sentences" if kind == "tsv" else "fields": fields} if fields else {}
-    return joined(options, named, "--set and --field")
+    return merge(options, named, once="")
 
 
 class Seen:

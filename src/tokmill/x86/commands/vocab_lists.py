@@ -42,8 +42,7 @@ def export(
     if json:
         print_json({"files": [str(path) for path in files]})
     else:
-        for file in files:
-            print_line(str(file))
+        print_line(*map(str, files))
 
 
 def import_(
