@@ -107,7 +107,7 @@ def merge(
         before = result.get(key, value)
         if isinstance(value, Mapping) and isinstance(before, Mapping):
             result[key] = merge(before, value, None if once is None else f"{once}{key}.")
-        elif once is None or before == value:
+        elif once is None or before is value or before == value:
             result[key] = value
         else:
             what = f"{once}{key} is given twice: {before!r} and {value!r}"
