@@ -66,8 +66,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = ["train", RECIPE, "--data", store, "--val", store, "-o", out, *SMALL]
+    arguments = ["train", RECIPE, "--data", store, "--val", store, "-o", out]
     arguments += ["--set", "model.layers=2", "--set", "model.dim=32", "--set", "optim.lr=0.01"]
+    arguments += ["--set", "task.length=16"]
     command = [*COMMAND, *map(str, arguments)]
     # So many steps that only the signal ends it in time.
     slow = subprocess.Popen(
