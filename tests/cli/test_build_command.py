@@ -47,13 +47,40 @@ def test_kept_fields_that_no_record_has_are_told(inputs: Path, here: Any, tmp_pa
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["--join", "x", "--set", "join=y"], "options.join"),
+        (["--set", "join=x", "--set", "options.join=y"], "options.join"),
+        (["--set", "options=3", "--set", "join=y"], "options"),
+        (["--tokenizer", "t", "--set", "tokenizer=u"], "tokenizer"),
+        (["-o", "t", "--set", "out=u"], "out"),
+        (["--role", "pad=t", "--role", "pad=u"], "roles.pad"),
+        (["--role", "pad=t", "--set", "roles.pad=u"], "roles.pad"),
+        (["--set", "source=text"], "source"),
+        (["--set", "inputs=[]"], "inputs"),
+    ],
+)
+def test_one_key_with_two_values_is_refused(
+    inputs: Path, here: Any, words: list[str], key: str
+) -> None:
+    err = here("build", "jsonl", inputs / "a.jsonl", *words, "--dry-run", code=2)[1]
+    assert f"{key} is given twice: " in err
+
+
+def test_special_tokens_of_no_new_tokenizer_are_refused(inputs: Path, here: Any) -> None:
+    words = ("--tokenizer", TOKENIZER, "--special", "<|pad|>", "-o", "s")
+    err = here("build", "jsonl", inputs / "a.jsonl", *words, code=2)[1]
+    assert "--tokenizer and --special exclude each other" in err
+
+
 def test_recipe_files_with_flags_and_set(tmp_path: Path, tokmill: Any, inputs: Path) -> None:
     (tmp_path / "base.toml").write_text(
         f'source = "jsonl"\ninputs = ["{inputs}/a.jsonl"]\ntokenizer = "{TOKENIZER}"\n'
         'out = "from-recipe"\n[options]\nfields = ["title"]\n'
     )
     (tmp_path / "r.toml").write_text('extends = "base.toml"\n[options]\nkeep = ["id"]\n')
-    tokmill("build", "r.toml", "--set", "options.join=x", "--set", "strip=true")
+    tokmill("build", "r.toml", "--set", "options.join=x", "--set", "strip=true", "--set", "join=x")
     plan = json.loads((tmp_path / "from-recipe/plan.json").read_text())
     options = plan["options"]
     assert (options["fields"], options["keep"]) == (["title"], ["id"])

@@ -108,6 +108,30 @@ def test_odd_names_of_stores_and_missing_things(odd: Path, here: Any) -> None:
         assert is_printable(out) and is_printable(err) and "hint:" in err
 
 
+def test_a_newline_in_a_path_makes_no_second_line(tmp_path: Path, here: Any) -> None:
+    """A result of a line, as `cut` and `grep` read it, stays one."""
+    folder = tmp_path / "a\nerror: forged"
+    folder.mkdir()
+    data = jsonl(folder / "in.jsonl", [{"text": f"record {i}"} for i in range(9)])
+    store, shown = folder / "s", str(folder).replace("\n", "\\n")
+    made = ("build", "jsonl", data, "-o", store, "--tokenizer", TOKENIZER, "--workers", 0)
+    out, _ = here(*made)
+    assert out.splitlines()[0].startswith(f"{shown}/s: 9 records")
+    data.write_text(data.read_text() + "{\n")
+    for command in (
+        (*made, "--yes", "--max-rejects", 1),
+        ("store", "validate", store),
+        ("store", "rejects", store),
+        ("store", "export", "bin", store, "-o", folder / "t.bin"),
+        ("store", "validate", folder / "t.bin"),
+        ("tokenizer", "train", data, "--vocab-size", 270, "-o", folder / "t.json"),
+        ("inspect", store, "--head", 1),
+    ):
+        out, err = here(*command)
+        assert not [line for line in f"{out}\n{err}".splitlines() if line.startswith("error:")]
+        assert "a\\nerror: forged" in out or command[0] == "inspect"
+
+
 def test_a_bug_with_an_odd_name_is_reported_as_one(tmp_path: Path) -> None:
     """The handler itself failed on such a name."""
     code = (

@@ -105,6 +105,19 @@ def test_encode_and_decode(tokmill: Run, tmp_path: Path, trained: Path) -> None:
         (["train", "a.txt", "-o", "t.json", "--vocab-size", 300, "--kind", "pdf"], 2, "pdf"),
         (["train", "a.txt", "b.jsonl", "-o", "t.json", "--vocab-size", 300], 2, "several kinds"),
         (["train", "a.txt", "-o", "a.txt/t.json", "--vocab-size", 300], 5, "a.txt"),
+        (
+            ["train", "a.txt", "-o", "t.json", "--vocab-size", 300, "--no-special"]
+            + ["--special", "<a>"],
+            2,
+            "--special and --no-special",
+        ),
+        (
+            ["train", "b.jsonl", "-o", "t.json", "--vocab-size", 300, "--field", "a"]
+            + ["--set", 'fields=["text"]'],
+            2,
+            "fields is given twice",
+        ),
+        (["encode", "-t", "TRAINED", "a.txt", "--text", "a"], 2, "a file and --text"),
         (["encode", "-t", "no", "--text", "a"], 1, "no such tokenizer"),
         (["encode", "-t", "a.txt", "--text", "a"], 1, "no tokenizer.json"),
         (["encode", "-t", "TRAINED", "."], 1, "a folder"),

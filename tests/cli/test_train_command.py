@@ -66,8 +66,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    arguments = ["train", RECIPE, "--data", store, "--val", store, "-o", out, *SMALL]
+    arguments = ["train", RECIPE, "--data", store, "--val", store, "-o", out]
     arguments += ["--set", "model.layers=2", "--set", "model.dim=32", "--set", "optim.lr=0.01"]
+    arguments += ["--set", "task.length=16"]
     command = [*COMMAND, *map(str, arguments)]
     # So many steps that only the signal ends it in time.
     slow = subprocess.Popen(
@@ -220,6 +221,10 @@ def test_dry_run_does_nothing(tokmill: Tokmill, store: Path, tmp_path: Path) -> 
             "--set 'data.weights=[3, 1]'",
         ),
         (["train", "STORE", "-o", "RUN", "--set", "data.weights=2"], 2, "data.weights=[2]"),
+        (["train", "STORE", "-o", "RUN", "--steps", "2", "--set", "run.steps=3"], 2, "3 and 2"),
+        (["train", "STORE", "-o", "RUN", "--set", "lr=1", "--set", "lr=2"], 2, "1 and 2"),
+        (["train", "--data", "STORE", "-o", "RUN", "--set", "data.train=s"], 2, "given twice"),
+        (["train", "STORE", "-o", "RUN", "--from", "RUN", "--set", "run.start=s"], 2, "twice"),
         (["train", "STORE", "-o", "RUN", "--from", "none"], 1, "no run to start from"),
         (["train", "STORE", "-o", "RUN", "--from", "STORE"], 1, "no run with weights"),
         (["sample", "STORE"], 1, "holds no run"),

@@ -414,6 +414,16 @@ def test_inputs_at_addresses(proxy: Proxy, address: str, lines: Path, tmp_path: 
         build("jsonl", f"{address}/none", tmp_path / "none", tokenizer=tokenizer)
 
 
+def test_an_input_at_an_address_that_is_no_text(proxy: Proxy, address: str, tmp_path: Path) -> None:
+    """Such as one that was sent compressed, with Content-Encoding: it comes as it was stored."""
+    replace(f"{address}/latin.jsonl", b'{"text": "caf\xe9"}\n' * 9)
+    with pytest.raises(TokmillError, match="not one record was found") as error:
+        build(
+            "jsonl", f"{address}/latin.jsonl", tmp_path / "s", tokenizer=GOLDEN / "tokenizer.json"
+        )
+    assert "it is not UTF-8: convert it, as with `iconv -f LATIN1" in error.value.hint
+
+
 def test_parquet_at_an_address(proxy: Proxy, address: str, tmp_path: Path) -> None:
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     draw = random.Random(5)

@@ -51,9 +51,10 @@ class Training:
         self.started.append(process)
         return process
 
-    def new(self, store: Path, *arguments: object) -> subprocess.Popen[str]:
+    def new(self, store: Path, *arguments: object, every: int = 2) -> subprocess.Popen[str]:
         """Start a new run that saves every second step."""
-        sets = [item for key in (*SMALL, "run.checkpoint_every=2") for item in ("--set", key)]
+        keys = (*SMALL, f"run.checkpoint_every={every}")
+        sets = [item for key in keys for item in ("--set", key)]
         return self.start(store, *sets, *arguments)
 
     def steps(self) -> int:
@@ -126,7 +127,7 @@ def test_stopped_killed_and_continued(training: Training, store: Path) -> None:
 
 def test_no_process_outlives_its_starter(training: Training, store: Path) -> None:
     """They see its end, and save what they have."""
-    first = training.new(store, "--steps", FOREVER, "--set", "run.checkpoint_every=0")
+    first = training.new(store, "--steps", FOREVER, every=0)
     training.wait_for(lambda: (training.out / "metrics.jsonl").exists())
     family = workers(first)
     first.kill()

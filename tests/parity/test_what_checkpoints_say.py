@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from tokmill.base.errors import TokmillError
 from tokmill.inference.sample import generate
+from tokmill.models.public.huggingface import read_config
 from tokmill.training.runs.exchange import export_model, import_model
 from tokmill.training.runs.run import read_run
 
@@ -72,6 +73,28 @@ def test_the_type_of_a_model_decides_and_not_a_leftover_name(tmp_path: Path) -> 
     changed(tmp_path / "m", model_type="qwen2")
     with pytest.raises(TokmillError, match="'LlamaForCausalLM' of the model 'qwen2' is not known"):
         import_model(tmp_path / "m", tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        ("gpt2", {"hidden_size": "n_embd", "num_hidden_layers": "n_layer"}),
+        ("distilbert", {"hidden_size": "dim", "num_hidden_layers": "n_layers"}),
+    ],
+)
+def test_the_other_names_of_transformers_are_read(
+    kind: str, own: dict[str, str], tmp_path: Path
+) -> None:
+    """The number of heads is in no shape: 12 by default, where its other name is not read."""
+    heads = "n_head" if kind == "gpt2" else "n_heads"
+    said = {"model_type": kind, "hidden_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    theirs = transformers.AutoConfig.from_pretrained(tmp_path)
+    _, model = read_config(said, "here")
+    assert (model.dim, model.layers, model.heads) == (24, 1, 2)
+    assert [getattr(theirs, key) for key in (*own.values(), heads)] == [24, 1, 2]
+    with pytest.raises(TokmillError, match=rf"{heads}, num_attention_heads = \(4, 2\)"):
+        read_config({**said, heads: 4}, "here")
 
 
 def test_quantized_weights_are_not_called_damaged(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -134,8 +137,28 @@ def test_settings_of_another_form_are_refused(setting: str) -> None:
         overrides([setting])
 
 
-def test_later_settings_win_and_tables_merge() -> None:
-    assert overrides(["a.b=1", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
+def test_settings_merge_and_one_key_has_one_value() -> None:
+    assert overrides(["a.b=1", "a.c=2", "a.b=1"]) == {"a": {"b": 1, "c": 2}}
+    for settings in (["a.b=1", "a.b=3"], ["a.b=1", "a=3"], ["a=3", "a.b=1"], ["a=[1]", "a=1"]):
+        with pytest.raises(UsageError, match=r"is given twice: .+ and "):
+            overrides(settings)
+
+
+def test_recipes_are_utf8_in_every_locale(tmp_path: Path) -> None:
+    """TOML is; with the locale's encoding, é was two other letters or an error."""
+    (tmp_path / "r.toml").write_text('join = "\u00e9"\n', "utf-8")
+    code = (
+        "import sys; from tokmill.base.recipe import read_toml as r; print(ascii(r(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "utf8=0", "-c", code, tmp_path / "r.toml"],
+        env={**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout == "{'join': '\\xe9'}\n", done.stderr
+
+
+def test_tables_merge() -> None:
     assert merge({"a": {"b": 1}}, {"a": 5}) == {"a": 5}
     base = {"a": {"b": 1}}
     merge(base, {"a": {"c": 2}})

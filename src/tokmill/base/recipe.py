@@ -75,7 +75,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError("there is no such recipe", where=str(path), hint=other_recipe(path))
     try:
         with machine_errors("read", path):
-            value = loads_toml(path.read_text())
+            value = loads_toml(path.read_text("utf-8"))
     except ValueError as error:
         raise UsageError(
             f"the recipe is no TOML: {error}", where=str(path), hint="strings need quotes"
@@ -95,14 +95,23 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     return merge(_read(base, (*seen, resolved)), value)
 
 
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` updated with the keys of `over`, recursively in nested tables."""
+def merge(
+    base: Mapping[str, Any], over: Mapping[str, Any], once: str | None = None
+) -> dict[str, Any]:
+    """Return `base` updated with the keys of `over`, recursively in nested tables.
+
+    `once`: the prefix of the keys, which may have one value only; None: `over` wins.
+    """
     result = dict(base)
     for key, value in over.items():
-        if isinstance(value, Mapping) and isinstance(result.get(key), Mapping):
-            result[key] = merge(result[key], value)
-        else:
+        before = result.get(key, value)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            result[key] = merge(before, value, None if once is None else f"{once}{key}.")
+        elif once is None or before is value or before == value:
             result[key] = value
+        else:
+            what = f"{once}{key} is given twice: {before!r} and {value!r}"
+            raise UsageError(what, where="command line", hint="give one value")
     return result
 
 
@@ -123,7 +132,7 @@ def overrides(settings: Sequence[str]) -> dict[str, Any]:
         nested: Any = value
         for part in reversed(key.strip().split(".")):
             nested = {part: nested}
-        result = merge(result, nested)
+        result = merge(result, nested, once="")
     return result
 
 

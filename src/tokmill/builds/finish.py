@@ -16,10 +16,11 @@ import msgspec
 from msgspec import UNSET
 
 from tokmill.base.errors import Interrupted, TokmillError, plain
-from tokmill.base.files import reading, write_file
+from tokmill.base.files import write_file
 from tokmill.base.inflate import CAT, inflate, packing
 from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share, human_time
+from tokmill.base.remote import open_input
 from tokmill.builds.execution.executors import Watch
 from tokmill.builds.folder import TAKEN, remove_shards, sweep, write_if_different
 from tokmill.builds.make_shard import ShardJob, planned_work
@@ -90,7 +91,7 @@ def encoding_of(head: bytes) -> str:
 
 def conversion(path: str) -> str:
     """Return how to convert a file that is not UTF-8: the command, where its encoding is known."""
-    with reading(path) as file:
+    with open_input(path) as file:
         head = file.read(HEAD)
     packed = packing(head)
     encoding = encoding_of(next(inflate(path, kind=packed), b"")[:HEAD] if packed else head)

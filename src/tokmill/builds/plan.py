@@ -286,7 +286,13 @@ class Prepared(msgspec.Struct, frozen=True):
 def folder_of(chosen: BuildRecipe) -> Path:
     """Return the folder of a build: the named one, or for an overlay a folder in its store."""
     kind = plugins.load(plugins.SOURCES, chosen.source)
-    _check_addresses(chosen, kind.reads_addresses)
+    address = next(filter(None, map(address_of, chosen.inputs)), "")
+    if address and not kind.reads_addresses:
+        raise UsageError(
+            f"`build {chosen.source}` reads whole files or stores, which must be on a disk",
+            where=address,
+            hint="copy them first; `tokmill store pull ADDRESS -o STORE` copies a store",
+        )
     if not kind.is_overlay:
         if not chosen.out:
             raise UsageError("no folder for the store was named", hint="-o STORE")
@@ -298,16 +304,6 @@ def folder_of(chosen: BuildRecipe) -> Path:
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     folder: Path = kind.folder(config, chosen.inputs)
     return folder
-
-
-def _check_addresses(chosen: BuildRecipe, fine: bool) -> None:
-    address = next(filter(None, map(address_of, chosen.inputs)), "")
-    if address and not fine:
-        raise UsageError(
-            f"`build {chosen.source}` reads whole files or stores, which must be on a disk",
-            where=address,
-            hint="copy them first; `tokmill store pull ADDRESS -o STORE` copies a store",
-        )
 
 
 def prepare(chosen: BuildRecipe) -> Prepared:

@@ -242,9 +242,12 @@ def _recipe(
     values: list[str],
     options: dict[str, Any],
 ) -> BuildRecipe:
-    stated: dict[str, Any] = {"source": name}
+    stated: dict[str, Any] = {}
+    over: dict[str, Any] = {"options": options} if options else {}
     where = "command line"
-    if name.endswith(".toml"):
+    if not name.endswith(".toml"):
+        over["source"] = name
+    else:
         stated, where = recipe.read_toml(name), name
         if "source" not in stated and stated.keys() & TRAINING:
             raise UsageError(
@@ -253,23 +256,21 @@ def _recipe(
                 hint=f"tokmill build KIND INPUT… -o STORE, then tokmill train {name} --data STORE "
                 "-o RUN",
             )
-    over: dict[str, Any] = {"options": options}
     if inputs:
         over["inputs"] = inputs
     if out is not None:
         over["out"] = str(out)
     if tokenizer is not None:
         over["tokenizer"] = tokenizer
-    if roles:
-        pairs = [role.partition("=") for role in roles]
-        over["roles"] = {key: token for key, _, token in pairs}
-    keys = recipe.overrides(values)
+    for role in roles:
+        key, _, token = role.partition("=")
+        over = recipe.merge(over, {"roles": {key: token}}, once="")
     names = set(BuildRecipe.__struct_fields__)
-    # `--set fields=…` is short for `--set options.fields=…`, an option of the source.
-    for key in [key for key in keys if key not in names]:
-        keys.setdefault("options", {})[key] = keys.pop(key)
-    merged = recipe.merge(recipe.merge(stated, over), keys)
-    return recipe.convert(BuildRecipe, merged, where)
+    for key, value in recipe.overrides(values).items():
+        # `--set fields=…` is short for `--set options.fields=…`, an option of the source.
+        one = {key: value} if key in names else {"options": {key: value}}
+        over = recipe.merge(over, one, once="")
+    return recipe.convert(BuildRecipe, recipe.merge(stated, over), where)
 
 
 ARRAY = tuple(f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "MIN", "MAX", "COUNT", "STEP"))

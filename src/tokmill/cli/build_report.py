@@ -7,7 +7,7 @@ from typing import Any
 
 from tokmill.base.progress import human_bytes, human_count, human_share
 from tokmill.store.store import Store
-from tokmill.terminal.output import print_json, say
+from tokmill.terminal.output import print_json, print_line, say
 
 REPLACED = re.compile(r"tokens of (\w+) replaced by unk")
 MUCH = 0.05
@@ -62,11 +62,11 @@ def summary(store: Store) -> dict[str, Any]:
 def report(store: Store, *, json: bool) -> None:
     facts = summary(store)
     if warning := unknown_warning(store.manifest.notes, store.manifest.tokens):
-        say(f"{warning}\nhint: is the vocabulary for the same rules, and for such code?")
+        say(warning, "hint: is the vocabulary for the same rules, and for such code?")
     if empty := empty_columns(store):
         say(
-            f"warning: no record has a value of {', '.join(empty)}\n"
-            "hint: check the names; two fields are --keep A --keep B"
+            f"warning: no record has a value of {', '.join(empty)}",
+            "hint: check the names; two fields are --keep A --keep B",
         )
     if json:
         print_json(facts)
@@ -74,7 +74,7 @@ def report(store: Store, *, json: bool) -> None:
     manifest = store.manifest
     state = "" if manifest.complete else " (partial)"
     made_of_a_store = manifest.source in ("select", "embed", "mine")
-    print(
+    print_line(
         f"{store.place}{state}: {human_count(manifest.records, 'record')}, "
         f"{human_count(manifest.tokens, 'token')}, {human_bytes(manifest.bytes)} in "
         f"{human_count(len(manifest.shards), 'shard')}"

@@ -11,7 +11,7 @@ from tokmill.base.errors import UsageError
 from tokmill.base.files import read_file, write_file
 from tokmill.base.progress import human_metric, human_share
 from tokmill.terminal.frame import AsJson, At, Device, Quiet, RunFolder
-from tokmill.terminal.output import check_outputs, print_json, print_table, say
+from tokmill.terminal.output import check_outputs, print_json, print_line, print_table, say
 
 MOST_CLASSES = 12
 """Classes that are listed at most, where there are too many for a matrix."""
@@ -218,4 +218,4 @@ def embed(
         print_json(vectors)
         return
     place = f"{store}: overlay {vectors.overlay}"
-    print(f"{place}: {vectors.records:,} vectors of {vectors.width:,}, step {vectors.step:,}")
+    print_line(f"{place}: {vectors.records:,} vectors of {vectors.width:,}, step {vectors.step:,}")

@@ -272,7 +272,7 @@ def print_records(records: list[dict[str, Any]]) -> None:
     for i, record in enumerate(records):
         facts = [f"record {record['record']:,}", human_count(record["tokens"], "token")]
         if "from" in record:
-            facts.append(input_in_words(record))
+            facts.append(one_line(input_in_words(record)))
         print(("\n" if i else "") + "-- " + ", ".join(facts))
         for name, value in record.items():
             if name in ("record", "tokens", "from", "at"):

@@ -26,7 +26,7 @@ from tokmill.terminal.frame import (
     struct_parameters,
     with_parameters,
 )
-from tokmill.terminal.output import print_json, say
+from tokmill.terminal.output import print_json, print_line, say
 
 SAME_BUILD = "the same `tokmill build` makes again what is damaged or missing"
 StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the store.")]
@@ -69,10 +69,10 @@ def validate(
         print_json({**msgspec.to_builtins(report), "ok": report.ok})
     else:
         for problem in problems:
-            print(f"{problem.where}: {problem.what}")
+            print_line(f"{problem.where}: {problem.what}")
         state = "complete" if report.complete else "partial"
         verdict = "ok" if report.ok else human_count(len(problems), "problem")
-        print(
+        print_line(
             f"{opened.place}: {verdict}, {state}, "
             f"{human_count(report.records, 'record')}, {human_count(report.tokens, 'token')}, "
             f"{human_count(report.shards, 'shard')}, "
@@ -93,10 +93,10 @@ def _report_files(checked: Checked, hint: str, json: bool) -> int:
         print_json({**msgspec.to_builtins(checked), "ok": checked.ok})
     else:
         for problem in checked.problems:
-            print(f"{problem.where}: {problem.what}")
+            print_line(f"{problem.where}: {problem.what}")
         state = "ok" if checked.ok else human_count(len(checked.problems), "problem")
         kinds = ", ".join(dict.fromkeys(checked.exports)) or "unknown"
-        print(
+        print_line(
             f"{checked.path}: {state}, export ({kinds}), {human_count(checked.files, 'file')}, "
             f"{human_bytes(checked.bytes)}"
         )
@@ -132,10 +132,10 @@ def rejects(
         place = f"{line}{place_in_words(one.byte, opened.manifest.unit)}"
         # There is no code at address 0: it stands for the whole program.
         whole = one.byte == 0 and "address" in opened.schema
-        print(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}")
+        print_line(f"{one.path or one.item}: {'' if whole else f'{place}: '}{kind}, {one.reason}")
     total = sum(opened.manifest.rejected.values())
     total += sum(opened.manifest.skipped.values()) if skipped else 0
-    print(f"{store}: {total:,} left out, {len(first):,} listed")
+    print_line(f"{store}: {total:,} left out, {len(first):,} listed")
     if not skipped and (by_rule := sum(opened.manifest.skipped.values())):
         say(f"{by_rule:,} more were skipped by rule: --skipped lists them")
     # Builds of tables have no --explain.
@@ -159,7 +159,7 @@ def push(
         print_json(done)
     else:
         sent = f"{human_count(done.sent, 'file')} sent ({human_bytes(done.bytes)})"
-        print(f"{done.address}: {sent}, {done.there:,} were there")
+        print_line(f"{done.address}: {sent}, {done.there:,} were there")
     if done.left_out:
         say(f"note: not sent: unfinished or outdated overlays {', '.join(done.left_out)}")
     if not done.conditional:
@@ -184,7 +184,7 @@ def pull(
         print_json({"store": str(out), "records": store.records, "tokens": store.tokens})
     else:
         counts = human_count(store.records, "record"), human_count(store.tokens, "token")
-        print(f"{out}: {', '.join(counts)}")
+        print_line(f"{out}: {', '.join(counts)}")
 
 
 def load_format(name: str) -> Any:
@@ -213,7 +213,7 @@ def load_format(name: str) -> Any:
             for key, value in written.items()
             if isinstance(value, int)
         )
-        print(f"{out}: {shown}")
+        print_line(f"{out}: {shown}")
         if "note" in written:
             say(f"note: {written['note']}")
 

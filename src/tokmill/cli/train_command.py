@@ -163,7 +163,7 @@ def _options(
     if start:
         chosen["start"] = str(start)
     for section, keys in (("data", of_data), ("run", chosen)):
-        options = merge(options, {section: keys} if keys else {})
+        options = merge(options, {section: keys} if keys else {}, once="")
     if config:
         options["settings"] = [str(file) for file in config]
     return options
@@ -280,7 +280,20 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
     )
     if plan["stores"]:
         print()
-        _print_stores(plan["stores"])
+        print_table(
+            ["store", "share", "rows", "padding", "cut off"],
+            [
+                [
+                    store["store"],
+                    human_share(store["share"]),
+                    f"{store['rows']:,}",
+                    human_share(store["padding"], 2),
+                    f"{human_count(store['cut_tokens'], 'token')} of "
+                    f"{human_count(store['cut_records'], 'record')}",
+                ]
+                for store in plan["stores"]
+            ],
+        )
     if "torchrun" in plan:
         print(f"\n{plan['torchrun']}")
 
@@ -309,21 +322,4 @@ def _time(seconds: float | None, steps: int) -> str:
     return (
         f"{human_time(seconds * steps)} ({seconds:.2g} s a step, "
         "as one forward and backward took now)"
-    )
-
-
-def _print_stores(stores: list[dict[str, Any]]) -> None:
-    print_table(
-        ["store", "share", "rows", "padding", "cut off"],
-        [
-            [
-                store["store"],
-                human_share(store["share"]),
-                f"{store['rows']:,}",
-                human_share(store["padding"], 2),
-                f"{human_count(store['cut_tokens'], 'token')} of "
-                f"{human_count(store['cut_records'], 'record')}",
-            ]
-            for store in stores
-        ],
     )

@@ -25,16 +25,11 @@ MOST_ROWS = 8192
 """Most rows of a record batch."""
 
 
-def is_parquet(path: str) -> bool:
-    """Say whether a file is Parquet, by its first bytes or else its name."""
-    with machine_errors("read", path), open_input(path) as file:
-        head = file.read(4)
-    return head == b"PAR1" or (path.endswith(".parquet") and not head.startswith(b"ARRO"))
-
-
 def open_table(path: str) -> TableFile:
     """Open a Parquet or Arrow file; raises `TokmillError` if it is damaged."""
-    if is_parquet(path):
+    with machine_errors("read", path), open_input(path) as file:
+        head = file.read(4)
+    if head == b"PAR1" or (path.endswith(".parquet") and not head.startswith(b"ARRO")):
         return ParquetFile(path)
     if address_of(path):
         hint = "copy the file to a disk first; of addresses, Parquet is read"

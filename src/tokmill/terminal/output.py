@@ -94,9 +94,14 @@ def print_text(text: str) -> None:
     stream.flush()
 
 
-def say(text: str) -> None:
-    """Print a message (not a result) to stderr."""
-    print(text, file=sys.stderr)
+def print_line(*lines: str) -> None:
+    """Print a result, each line as one: a newline in the name of a file is escaped."""
+    print(*map(one_line, lines), sep="\n")
+
+
+def say(*lines: str) -> None:
+    """Print a message (not a result) to stderr, each line as one."""
+    print(*map(one_line, lines), sep="\n", file=sys.stderr)
 
 
 def say_not_reached(size: int, asked: int) -> None:

@@ -68,6 +68,7 @@ def test_every_form_is_read(text: str, kind: str, cpi: list[float], tmp_path: Pa
         ("", "empty"),
         ("interval,cpi\n0,1\n1\n", "row 2 has 1 values"),
         ("interval,cpi\n0,x\n", "'x', which is no number"),
+        ("interval,cpi\n0,1_5\n", "'1_5', which is no number"),
         ("interval,cpi\n0,-1\n", "cpi is -1"),
         ("cpi\ninf\n", "cpi is inf"),
         ("cpi\n0\n", "cpi is 0"),
@@ -85,6 +86,18 @@ def test_every_form_is_read(text: str, kind: str, cpi: list[float], tmp_path: Pa
         (
             json.dumps({CYCLES: [150, 400], INSTRUCTIONS: [100, 200]}),
             "running total, or of each of 2",
+        ),
+        (
+            json.dumps(
+                {CYCLES: [*range(1000, 1600, 50)], INSTRUCTIONS: [*range(1000, 13_000, 1000)]}
+            ),
+            "running total, or of each of 12",
+        ),
+        (
+            json.dumps(
+                {CYCLES: [n * n for n in range(9)], INSTRUCTIONS: [n * n for n in range(9)]}
+            ),
+            "running total, or of each of 9",
         ),
         ("[1" + "0" * 400 + "]", "cannot be read|inf"),
     ],

@@ -13,7 +13,7 @@ from tokmill.bbv.commands.simpoint_command import Out, Seed
 from tokmill.bbv.points import executions as reading
 from tokmill.bbv.points import shared_points as sharing
 from tokmill.bbv.points.choose_points import write_points
-from tokmill.bbv.points.clusters import SEED, Floats, Ints
+from tokmill.bbv.points.clusters import SEED, Floats
 from tokmill.bbv.points.executions import Executions
 from tokmill.bbv.points.shared_points import Shared
 from tokmill.bbv.traces.block_vectors import TORN
@@ -183,7 +183,13 @@ def shared_points(
     if signatures == UNTRAINED:
         vectors = reading.untrained(opened, executions)
     else:
-        vectors = _trained(opened, signatures, executions.records, quiet)
+        if Path(signatures).is_dir():
+            from tokmill.inference.embed import embed_store
+
+            signatures = embed_store(signatures, opened.path, quiet=quiet).overlay
+            say(f"{opened.path}: overlay {signatures}")
+        table = VectorTable(opened, signatures)
+        vectors = table.units(executions.records).astype(np.float64) / 2048
     with Progress("programs", len(executions.names), unit="programs", quiet=quiet) as bar:
         shared = sharing.shared_points(executions, vectors, points, seed=seed, advance=bar.advance)
     if out is not None:
@@ -191,20 +197,9 @@ def shared_points(
             # A name out of a store is a path of a trace at times.
             stem = name.replace("/", "_")
             write_points(out, stem, executions.records[shared.points], shared.weights[number])
-    if json:
-        _print_json(shared, executions)
-    else:
+    if not json:
         _print(shared, executions)
-
-
-def _errors(shared: Shared) -> dict[str, Floats]:
-    return {
-        name: np.abs([getattr(row, name) for row in shared.rows])
-        for name in shared.rows[0]._fields[3:]
-    }
-
-
-def _print_json(shared: Shared, executions: Executions) -> None:
+        return
     errors = _errors(shared)
     print_json(
         {
@@ -218,6 +213,13 @@ def _print_json(shared: Shared, executions: Executions) -> None:
             "left_out": executions.left_out,
         }
     )
+
+
+def _errors(shared: Shared) -> dict[str, Floats]:
+    return {
+        name: np.abs([getattr(row, name) for row in shared.rows])
+        for name in shared.rows[0]._fields[3:]
+    }
 
 
 def _print(shared: Shared, executions: Executions) -> None:
@@ -244,16 +246,6 @@ def _print(shared: Shared, executions: Executions) -> None:
     print("held out: points of the other programs alone; nothing of the program was simulated")
     if executions.left_out:
         say(f"{human_count(executions.left_out, 'interval')} without instructions or CPI left out")
-
-
-def _trained(store: Store, signatures: str, records: Ints, quiet: bool) -> Floats:
-    """Return signatures of records: of an overlay, an .npy file, or a run that makes them."""
-    if Path(signatures).is_dir():
-        from tokmill.inference.embed import embed_store
-
-        signatures = embed_store(signatures, store.path, quiet=quiet).overlay
-        say(f"{store.path}: overlay {signatures}")
-    return VectorTable(store, signatures).units(records).astype(np.float64) / 2048
 
 
 app = group_of(

@@ -63,7 +63,8 @@ Simulated = Annotated[
     ),
 ]
 MaxPoints = Annotated[
-    int, typer.Option("--max-points", min=1, help="BIC chooses at most so many clusters.")
+    int | None,
+    typer.Option(min=1, help="BIC chooses at most so many clusters.", show_default="30"),
 ]
 Dimensions = Annotated[
     int | None,
@@ -84,7 +85,7 @@ def simpoint(
     memory: Memory = None,
     cpi: Cpi = None,
     simulated: Simulated = None,
-    max_points: MaxPoints = 30,
+    max_points: MaxPoints = None,
     dimensions: Dimensions = None,
     seed: Seed = 493575226,
     quiet: Quiet = False,
@@ -99,10 +100,14 @@ def simpoint(
         )
     from tokmill.bbv.points import choose_points as choosing
 
+    if max_points and (points or method != choosing.SIMPOINT):
+        raise UsageError(
+            "--max-points bounds what BIC chooses, which is not asked here", hint="--points N"
+        )
     options = choosing.Options(
         method=method,
         points=points or 0,
-        most=max_points,
+        most=max_points or 30,
         dimensions=dimensions or 0,
         seed=seed,
     )

@@ -103,6 +103,8 @@ CLOSE = 0.01
 """Instructions of an interval in both files may differ by this share."""
 FEW = 8
 """With fewer intervals, cycles that rise by chance could be taken for a running total."""
+SLOW_START = 3
+"""Above so many times the CPI of the others, the cycles of a first interval may be no total."""
 FORMS = "CSV with a header (interval, cpi), a JSON list of numbers, or gem5's timeline"
 
 
@@ -193,7 +195,8 @@ def _measure_names() -> set[str]:
 def _number(value: Any, name: str) -> float:
     if value is None or (isinstance(value, str) and not value.strip()):
         return float("nan")
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    # Python reads 1_5 as 15.
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or "_" in str(value):
         raise ValueError(f"{name} holds {str(value)[:40]!r}, which is no number")
     try:
         return float(value)
@@ -260,11 +263,17 @@ def _timeline(value: Mapping[str, Any]) -> dict[str, Array]:
     if (instructions < 0).any():
         raise ValueError(f"{INSTRUCTIONS} is no running total: a value is smaller")
     if (np.diff(cycles)[instructions[1:] > 0] > 0).all():
-        if 1 < len(cycles) < FEW:
+        each = np.diff(cycles, prepend=0.0)
+        if len(cycles) > 1 and (
+            len(cycles) < FEW
+            or (np.diff(instructions) > 0).all()
+            or cycles[0] * np.median(instructions[1:])
+            > SLOW_START * np.median(each[1:]) * instructions[0]
+        ):
             raise ValueError(
                 f"{CYCLES} rises: it may be a running total, or of each of {len(cycles)} intervals"
             )
-        cycles = np.diff(cycles, prepend=0.0)
+        cycles = each
     with np.errstate(divide="ignore", invalid="ignore"):
         cpi = np.where(instructions > 0, cycles / instructions, np.nan)
     return {"cpi_simulated": cpi, "instructions": instructions}

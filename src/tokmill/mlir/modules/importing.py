@@ -100,7 +100,7 @@ def of_iree(text: str, where: str, until: float = math.inf) -> str:
     plugins.require("iree.compiler.ir")
     with Scratch() as scratch:
         given, generic = Path(scratch.path, "given.mlir"), Path(scratch.path, "made.mlir")
-        given.write_text(text)
+        given.write_text(text, "utf-8")
         _tool(
             OPT,
             [given, GENERIC, "-o", generic],

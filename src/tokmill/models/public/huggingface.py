@@ -15,6 +15,13 @@ from tokmill.models.public.public_decoders import GPT2, Llama
 from tokmill.models.public.public_encoders import Bert, DistilBert
 from tokmill.models.transformers.block import TransformerConfig
 
+OTHER_NAMES = {
+    "dim": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "context": "max_position_embeddings",
+}
+"""Key of a model here → a name that transformers takes for the key of any family."""
 FAMILIES: tuple[type[Public], ...] = (GPT2, Llama, Bert, DistilBert)
 
 
@@ -53,6 +60,11 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Public, Transfor
     if quantized := config.get("quantization_config"):
         raise unlike("quantization_config", quantized, where, family.kind)
     kind = plugins.load(plugins.MODELS, family.kind).Config
+    names = {other: key for key, ours in family.same.items() if (other := OTHER_NAMES.get(ours))}
+    for other, key in names.items():
+        if other in config and config[other] != config.get(key, config[other]):
+            raise unlike(f"{key}, {other}", (config[key], config[other]), where, family.kind)
+    config = {names.get(key, key): value for key, value in config.items()}
     try:
         public = msgspec.convert(config, family)
         for key, values in public.allowed.items():

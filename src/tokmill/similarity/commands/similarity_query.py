@@ -14,7 +14,7 @@ from tokmill.similarity.index import Index, check_place, is_index, write_index
 from tokmill.similarity.query import MORE, Hit, Named, find_function, hits_of, nearest_rows
 from tokmill.store.store import Store
 from tokmill.terminal.frame import AsJson, At, Device, Quiet
-from tokmill.terminal.output import print_json, print_table
+from tokmill.terminal.output import print_json, print_line, print_table
 
 RANKER = "ranker"
 """The baseline that compares functions where no vectors are named."""
@@ -108,7 +108,7 @@ def query(
 
 
 def _print(asked: Named, by: str, hits: Sequence[Hit]) -> None:
-    print(f"{asked}, by {by}")
+    print_line(f"{asked}, by {by}")
     if not hits:
         print("no function is similar")
         return
@@ -175,7 +175,7 @@ def index(
     if as_json:
         print_json({"index": str(out), "bytes": size, "facts": facts})
         return
-    print(f"{out}: {human_count(facts.records, 'record')} by {name}, {human_bytes(size)}")
+    print_line(f"{out}: {human_count(facts.records, 'record')} by {name}, {human_bytes(size)}")
 
 
 def check_given(given: Sequence[Path]) -> None:

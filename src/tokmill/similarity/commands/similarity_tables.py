@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tokmill.base.progress import human_count
 from tokmill.similarity.evaluation import Evaluation
 from tokmill.similarity.pool_measures import METRICS, SHOWN, Compared, Row, Value
-from tokmill.terminal.output import print_table, say
+from tokmill.terminal.output import print_line, print_table, say
 
 SAME = "same code on both sides"
 
@@ -14,7 +14,7 @@ def print_evaluation(evaluation: Evaluation) -> None:
     """Print what was left out, a table of all rows at one pool, and the tables of the first row."""
     metric, at = METRICS[0], _pool_of(evaluation)
     functions = human_count(evaluation.functions, "function")
-    print(f"{evaluation.where}: {functions}, {evaluation.compared:,} to compare")
+    print_line(f"{evaluation.where}: {functions}, {evaluation.compared:,} to compare")
     for why, count in evaluation.left_out.items():
         print(f"left out: {count:,} {why}")
     print()

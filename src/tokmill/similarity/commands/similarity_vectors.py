@@ -65,8 +65,8 @@ def baselines_of(
     if not graphs and (graphs := built_of(store)) == []:
         if wanted:
             say(
-                "note: no baselines but chance: the store was not built of graphs\n"
-                "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
+                "note: no baselines but chance: the store was not built of graphs",
+                "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes",
             )
         return [random_order]
     from tokmill.x86.features.baselines import baselines

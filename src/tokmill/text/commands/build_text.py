@@ -19,6 +19,7 @@ from tokmill.builds.build import run
 from tokmill.builds.folder import check_folder, claimed
 from tokmill.builds.plan import BuildRecipe, How
 from tokmill.cli.build_report import report, summary
+from tokmill.formats.notes import is_written
 from tokmill.store.vocab import Learned
 from tokmill.terminal.output import print_json, say, say_not_reached
 
@@ -30,9 +31,10 @@ def before(
     chosen: BuildRecipe, how: How, more: dict[str, Any], *, dry_run: bool, json: bool
 ) -> BuildRecipe | None:
     """Carry out these options; return the recipe to build, or None if nothing is left to build."""
-    if more.get("vocab_size") and chosen.tokenizer:
+    of_new = [f"--{flag}" for flag in ("vocab-size", "special") if more.get(flag.replace("-", "_"))]
+    if of_new and chosen.tokenizer:
         raise UsageError(
-            "--tokenizer and --vocab-size exclude each other",
+            f"--tokenizer and {of_new[0]} exclude each other",
             hint="--tokenizer uses an existing one, --vocab-size trains one",
         )
     if more.get("train") and more.get("val") and not (more.get("vocab_size") or chosen.tokenizer):
@@ -125,8 +127,12 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
     flat = _flat_files(out, more)
     for part in ("train", "val"):
         check_folder(out / part)
-        if part in flat:
-            check_bin(flat[part])
+        if part in flat and os.path.lexists(flat[part]) and not is_written(flat[part]):
+            raise UsageError(
+                "the file was not written by this build, and would be replaced",
+                where=str(flat[part]),
+                hint="remove it, or choose another folder",
+            )
     tokenizer = chosen.tokenizer
     if tokenizer is None:
         from tokmill.text.learning.train_tokenizer import check_learned
@@ -174,15 +180,3 @@ def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
     if files["train"] == files["val"]:
         raise UsageError("--train-bin and --val-bin are the same name", hint="name two files")
     return {part: out / name for part, name in files.items()}
-
-
-def check_bin(path: Path) -> None:
-    """Refuse to replace a file, unless an export wrote it."""
-    from tokmill.formats.notes import is_written
-
-    if os.path.lexists(path) and not is_written(path):
-        raise UsageError(
-            "the file was not written by this build, and would be replaced",
-            where=str(path),
-            hint="remove it, or choose another folder",
-        )

@@ -15,10 +15,10 @@ from tokmill.base.files import machine_errors, write_file
 from tokmill.base.inflate import MAGIC
 from tokmill.base.locks import writing
 from tokmill.base.progress import human_count, human_time
-from tokmill.base.recipe import overrides
+from tokmill.base.recipe import merge, overrides
 from tokmill.builds.scan import with_lists
 from tokmill.terminal.frame import AsJson, FilesFrom
-from tokmill.terminal.output import print_json, print_text, say, say_not_reached
+from tokmill.terminal.output import print_json, print_line, print_text, say, say_not_reached
 
 app = typer.Typer(
     add_completion=False,
@@ -103,6 +103,8 @@ def train(
     given = {"--pattern": pattern != "gpt2", "--tie-break": tie_break != "first"}
     given |= {"--no-special": no_special, "--engine": engine not in ("auto", "tokenizers")}
     _check_model(model, given, {"--cased": cased})
+    if no_special and special:
+        raise UsageError("--special and --no-special exclude each other", hint="leave one out")
     inputs = with_lists(inputs, files_from)
     specials = [] if no_special else special or ["<|endoftext|>"]
     path = Path(out) / "tokenizer.json" if Path(out).is_dir() or not Path(out).suffix else Path(out)
@@ -136,7 +138,7 @@ def train(
     if as_json:
         print_json(facts)
     else:
-        print(path)
+        print_line(str(path))
 
 
 @app.command()
@@ -204,9 +206,8 @@ def _options(kind: str, values: list[str] | None, fields: list[str] | None) -> d
     options = overrides(values or [])
     if kind == "tsv" and "label_column" not in options:
         options["unlabelled"] = True
-    if fields:
-        options["sentences" if kind == "tsv" else "fields"] = fields
-    return options
+    named = {"sentences" if kind == "tsv" else "fields": fields} if fields else {}
+    return merge(options, named, once="")
 
 
 class Seen:
@@ -245,6 +246,8 @@ def _kind(inputs: list[str]) -> str:
 
 @contextmanager
 def _open_text(file: str, text: str | None) -> Iterator[Iterator[str]]:
+    if text is not None and file != "-":
+        raise UsageError("a file and --text exclude each other", where=file, hint="leave one out")
     if text is not None:
         yield iter([text])
     elif file == "-":

@@ -229,7 +229,12 @@ class TokenizersEncoder:
                 lost = next(
                     filter(self._has_no_token, dict.fromkeys("".join(texts))), "a character"
                 )
-                raise no_token(lost, "tokenizer.json") from None
+                raise TokmillError(
+                    f"the vocabulary has no token for {lost!r} and no unknown token",
+                    where="tokenizer.json",
+                    hint="train with all 256 bytes in the vocabulary, or name a token as the "
+                    "model's unk_token",
+                ) from None
             raise TokmillError(
                 f"this tokenizer.json cannot encode a text: {error}",
                 where="tokenizer.json",
@@ -391,14 +396,6 @@ def places_to_cut(data: Mapping[str, Any]) -> tuple[dict[str, int], re.Pattern[s
         return tokens, safe_cut(first["pattern"].get("Regex", ""))
     cuts_as_gpt2 = first["type"] == "ByteLevel" and first.get("use_regex", True)
     return tokens, safe_cut(GPT2) if cuts_as_gpt2 else None
-
-
-def no_token(text: str, where: str) -> TokmillError:
-    return TokmillError(
-        f"the vocabulary has no token for {text!r} and no unknown token",
-        where=where,
-        hint="train with all 256 bytes in the vocabulary, or name a token as the model's unk_token",
-    )
 
 
 def _as_json(data: Mapping[str, Any]) -> str:

@@ -85,7 +85,11 @@ def resolve(
     elif recipe is not None:
         value, where = read_given(recipe, named=names_stores(options))
     elif not (before or files or names_stores(options)) and kinds_of(options) == kinds_of({}):
-        raise _nothing_given(out)
+        raise UsageError(
+            "there is neither a recipe nor a store, and no run to continue",
+            where=str(out),
+            hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
+        )
     read = [(file, read_settings(Path(file))) for file in files]
     # Those of DeepSpeed come last: they count rows, whose length the others say.
     by_file = dict(sorted(read, key=lambda one: is_of_deepspeed(one[1])))
@@ -146,14 +150,6 @@ def with_settings(
 
 def is_settings(path: Path) -> bool:
     return path.suffix.lower() == ".json" and path.is_file()
-
-
-def _nothing_given(out: Path) -> UsageError:
-    return UsageError(
-        "there is neither a recipe nor a store, and no run to continue",
-        where=str(out),
-        hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
-    )
 
 
 def named_after(

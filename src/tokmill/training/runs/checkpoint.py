@@ -122,7 +122,11 @@ def save_checkpoint(
     target = folder / f"step-{state.step:08d}"
     private = folder / f"{TEMPORARY}{target.name}"
     if engine.rank == 0:
-        discard_unfinished(folder)
+        # Unfinished checkpoints of killed processes, and nothing else.
+        with machine_errors("remove", folder):
+            for path in folder.glob(f"{TEMPORARY}*"):
+                if PRIVATE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
         make_folder(private)
     try:
         engine.meet()
@@ -310,14 +314,6 @@ def set_aside(path: Path, why: str) -> Path:
             number += 1
         os.rename(path, aside)
     return aside
-
-
-def discard_unfinished(folder: Path) -> None:
-    """Remove unfinished checkpoints of killed processes, and nothing else."""
-    with machine_errors("remove", folder):
-        for path in folder.glob(f"{TEMPORARY}*"):
-            if PRIVATE.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
 
 
 TENSORS = (MODEL, OPTIMIZER)

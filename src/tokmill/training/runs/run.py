@@ -146,15 +146,11 @@ def open_run(out: Path, config: TrainConfig, new: bool = False) -> Iterator[None
         try:
             yield
         except BaseException:
-            leave_nothing(out)
+            # The lock of a refused run, if nothing else is there.
+            with contextlib.suppress(OSError):
+                if [path.name for path in out.iterdir()] == [LOCK]:
+                    (out / LOCK).unlink()
             raise
-
-
-def leave_nothing(out: Path) -> None:
-    """Remove the lock of a refused run if nothing else is there."""
-    with contextlib.suppress(OSError):
-        if [path.name for path in out.iterdir()] == [LOCK]:
-            (out / LOCK).unlink()
 
 
 def is_weights_alone(out: Path) -> bool:

@@ -9,7 +9,7 @@ import typer
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import make_folder, sha256_file
 from tokmill.terminal.frame import Json, Quiet
-from tokmill.terminal.output import check_outputs, print_json
+from tokmill.terminal.output import check_outputs, print_json, print_line
 from tokmill.x86.commands.program_options import MOST_LISTED
 
 SAME, DIFFER = 0, 1
@@ -106,7 +106,7 @@ def _programs(
     else:
         print_programs(graphs, called, result, counts, digests[0] == digests[1])
         for path in filter(None, outs):
-            print(f"{path}: written")
+            print_line(f"{path}: written")
     return DIFFER if result.other.any or not result.same else SAME
 
 

@@ -1,6 +1,6 @@
 """What `tokmill diff` prints."""
 
-from tokmill.base.errors import plain
+from tokmill.base.errors import one_line
 from tokmill.base.progress import human_count, human_share
 from tokmill.terminal.output import print_table
 from tokmill.x86.commands.program_options import MOST_LISTED
@@ -38,9 +38,9 @@ def print_programs(
     same_bytes: bool,
 ) -> None:
     for title, name, graph in zip(("old", "new"), called, graphs, strict=True):
-        by = _line(" ".join(part for part in (graph.compiler, graph.level) if part))
+        by = one_line(" ".join(part for part in (graph.compiler, graph.level) if part))
         facts = [f"{graph.bits} bits", human_count(len(graph.function_address), "function")]
-        print(f"{title}: {_line(name)}, {', '.join([*facts, by] if by else facts)}")
+        print(f"{title}: {one_line(name)}, {', '.join([*facts, by] if by else facts)}")
     print(_in_words(counts))
     if counts.reasons:
         print(f"matched by: {', '.join(f'{why} {n:,}' for why, n in counts.reasons.items())}")
@@ -127,13 +127,9 @@ def _listed(names: list[str], most: int = MOST_LISTED) -> str:
     return ", ".join([*map(_short, names[:most]), *more])
 
 
-def _line(text: str) -> str:
-    return plain(text).replace("\n", "\\n")
-
-
 def _short(name: str) -> str:
     """Return a name of a function as it fits into a line: C++ demangled, long ones cut."""
-    parts = (_line(part) for part in demangle(name.split(ARROW)))
+    parts = (one_line(part) for part in demangle(name.split(ARROW)))
     return ARROW.join(
         part if len(part) <= LONGEST_NAME else f"{part[: LONGEST_NAME - 1]}…" for part in parts
     )

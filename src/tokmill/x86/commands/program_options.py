@@ -10,7 +10,7 @@ import typer
 
 from tokmill.builds.scan import FolderOptions, in_words, with_lists
 from tokmill.terminal.frame import FilesFrom, Quiet
-from tokmill.terminal.output import print_json
+from tokmill.terminal.output import print_json, print_line
 
 MOST_LISTED = 20
 Workers = Annotated[
@@ -104,10 +104,10 @@ def end(
         print_json(report)
     else:
         for name, why in list(refused.items())[:MOST_LISTED]:
-            print(f"{name}: refused, {why}")
+            print_line(f"{name}: refused, {why}")
         if len(refused) > MOST_LISTED:
             print(f"… {len(refused) - MOST_LISTED:,} more refused")
         for line in lines:
-            print(line)
+            print_line(line)
     named = {Path(path).name for path in inputs if not Path(path).is_dir()}
     return 1 if named & set(refused) else 0

@@ -13,7 +13,7 @@ from tokmill.base.files import make_folder, remove, write_file
 from tokmill.formats.notes import write_noted
 from tokmill.formats.pickles.token_dicts_export import pickled_counts
 from tokmill.terminal.frame import Json
-from tokmill.terminal.output import print_json, print_table, say
+from tokmill.terminal.output import print_json, print_line, print_table, say
 from tokmill.x86.commands.program_options import Out
 from tokmill.x86.tokens.vocabularies.vocabulary import TokenList
 
@@ -42,7 +42,7 @@ def export(
     if json:
         print_json({"files": [str(path) for path in files]})
     else:
-        print(*files, sep="\n")
+        print_line(*map(str, files))
 
 
 def import_(
@@ -125,7 +125,7 @@ def _print_imported(
         return
     print_table([*rows[0]], [list(row.values()) for row in rows])
     if changed:
-        print(f"{out / MAP}: old id → new id of {', '.join(changed)}")
+        print_line(f"{out / MAP}: old id → new id of {', '.join(changed)}")
     for one in lists.values():
         if one.repeated:
             shown = ", ".join(map(repr, one.repeated[:5])) + ", …" * (len(one.repeated) > 5)
@@ -180,7 +180,7 @@ def compress(
         print_json({"out": str(out), "columns": columns, "map": str(out / MAP)})
         return
     print_table(["column", "tokens before", "after", "changed"], rows)
-    print(f"{out / MAP}: old id → new id; {out / BECAME}: old token → new token")
+    print_line(f"{out / MAP}: old id → new id; {out / BECAME}: old token → new token")
 
 
 def _lists(path: Path) -> tuple[Any, dict[str, list[int] | None]]:
