@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 from making import rec, write_store
-from source_cases import CASES
+from source_cases import CASES, tokenizer
 from tokmill import plugins
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
@@ -171,14 +171,20 @@ def execution(small: Path, folder: Path, size: int) -> Sequence[object]:
     return [file]
 
 
-def store(small: Path, folder: Path, size: int) -> Sequence[object]:
+def store(small: Path, folder: Path, size: int, *options: object) -> Sequence[object]:
     """Build a store of ids."""
     source = folder / "ids"
     source.mkdir()
     made = folder / "store"
-    command = ["build", "bin", *ids(small, source, size), "-o", made, "--separator-id", 0, "-q"]
+    command = ["build", "bin", *ids(small, source, size), "-o", made, "-q"]
+    command += options or ("--separator-id", 0)
     subprocess.run([sys.executable, "-c", RUN, *map(str, command)], check=True, capture_output=True)
     return [made]
+
+
+def known_store(small: Path, folder: Path, size: int) -> Sequence[object]:
+    """Build a store of ids of the tokenizer of a run."""
+    return store(small, folder, size, *tokenizer(folder))
 
 
 def functions(small: Path, folder: Path, size: int) -> Sequence[object]:
@@ -204,7 +210,9 @@ def modules(small: Path, folder: Path, size: int) -> Sequence[object]:
     text = small.read_text()
     body = f'arith.constant dense<"0x{weights}"> : tensor<32768xf32>'
     file = folder.with_suffix(".mlir")
-    file.write_text(text.replace("{\n", "{\n    %weights = " + body + "\n", 2))
+    file.write_text(
+        text.replace(") -> tensor<8x8xf32> {", f") -> tensor<8x8xf32> {{ %weights = {body}", 1)
+    )
     return linked(file, folder, size)
 
 
@@ -252,11 +260,11 @@ TRIED = {
     "token-dicts": Tried(entries, 16),
     "triplets": Tried(entries),
     "tsv": Tried(repeated(), 8),
-    "corpus": Tried(repeated(b"\n\n"), 8),
+    "corpus": Tried(repeated(b"\n\n"), 24),
     "mlir": Tried(modules, 8),
-    "pairs": Tried(graphs, 8),
-    "mine": Tried(functions, 8),
-    "embed": Tried(store, 8),
+    "pairs": Tried(graphs, 12),
+    "mine": Tried(functions, 16),
+    "embed": Tried(known_store, 8),
 }
 """What a trained store holds does not depend on its source; that of JSON Lines has millions of
 small documents, and that of `bin` has long ones."""
@@ -289,7 +297,7 @@ def commands(kind: str, folder: Path, size: int = 0) -> Iterator[tuple[object, .
     yield ("build", kind, *source, *named, *options, "--preset", "memory", "-q")
     yield ("store", "validate", out)
     if tried.learned:
-        for rows in "blocks", "whole":
+        for rows in "windows", "whole":
             sets = [x for one in [*SETS.split(), f"task.rows={rows}"] for x in ("--set", one)]
             run = ["-q", "--over-memory", "-o", folder / f"run-{rows}", *sets]
             yield ("train", out, "--val", out, *run)

@@ -187,11 +187,7 @@ class Machine(PythonReader):  # type: ignore[misc]
             raise self._broken(self.place, str(error)) from None
 
     def _operations(self) -> Iterator[list[tuple[Any, Any]]]:
-        """Run the program up to its end; yield entries that are ready.
-
-        Frequent operations are written out here: they are nearly all of a file, and a call would
-        take most of their time.
-        """
+        """Run the program; yield entries that are ready. Frequent operations are without a call."""
         data, dispatch, uses, kept = self.data, self.dispatch, self.uses, self.kept
         stack, after = self.stack, 0
         while True:
@@ -334,9 +330,6 @@ class Machine(PythonReader):  # type: ignore[misc]
 
     # Operations that are replaced.
 
-    def _frame(self) -> None:
-        self.read(8)
-
     def _long4(self) -> None:
         size = int.from_bytes(self.read(4), "little")
         if size > MAX_INTEGER:
@@ -443,7 +436,7 @@ class Machine(PythonReader):  # type: ignore[misc]
     dispatch = PythonReader.dispatch | {
         CODES[name]: method
         for names, method in {
-            "FRAME": _frame, "LONG4": _long4, "BYTEARRAY8": _bytearray8,
+            "FRAME": lambda self: self.read(8), "LONG4": _long4, "BYTEARRAY8": _bytearray8,
             "BINPUT": lambda self: self._keep(self.read(1)[0]),
             "LONG_BINPUT": lambda self: self._keep(int.from_bytes(self.read(4), "little")),
             "PUT": _put, "DICT": _dict, "EMPTY_SET": _empty_set,
