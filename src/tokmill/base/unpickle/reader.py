@@ -189,10 +189,9 @@ class Machine(PythonReader):  # type: ignore[misc]
     def _operations(self) -> Iterator[list[tuple[Any, Any]]]:
         """Run the program; yield entries that are ready. Frequent operations are without a call."""
         data, dispatch, uses, kept = self.data, self.dispatch, self.uses, self.kept
-        stack, after = self.stack, 0
-        while True:
-            self.place = place = after
-            code = data[place]
+        stack = self.stack
+        while (code := data[self.place]) != STOP:
+            place = self.place
             if code == SHORT_TEXT:
                 after = place + 2 + data[place + 1]
                 stack.append(_text(data[place + 2 : after]))
@@ -212,8 +211,6 @@ class Machine(PythonReader):  # type: ignore[misc]
             elif SIZES[code] == 1:
                 dispatch[code](self)
                 stack, after = self.stack, place + 1
-            elif code == STOP:
-                return
             else:
                 data.seek(place + 1)
                 dispatch[code](self)
@@ -221,6 +218,7 @@ class Machine(PythonReader):  # type: ignore[misc]
             if self.ready:
                 yield self.ready
                 self.ready = []
+            self.place = after
 
     def _survey(self) -> tuple[bytearray, int]:
         """Return number of an object → its uses (255: that or more), and the byte after the pickle.
@@ -454,7 +452,7 @@ class Machine(PythonReader):  # type: ignore[misc]
         del dispatch[CODES[_name]]
 
 
-@functools.lru_cache(1 << 12)
+@functools.lru_cache(1 << 10)
 def _text(data: bytes) -> str:
     return str(data, "utf-8", "surrogatepass")
 

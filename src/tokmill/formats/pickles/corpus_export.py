@@ -78,9 +78,8 @@ def words_of(store: Store, column: str) -> list[str]:
     if vocabulary.coder == "x86":
         named: dict[int, str] = dict(enumerate(tokens_of(raw, name).tokens))
     else:
-        tokenizer = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_json(
-            raw, name
-        )
+        library = plugins.require("tokmill.text.tokenizers.tokenizer")
+        tokenizer = library.Tokenizer.from_json(raw, name)
         named = {i: data.decode(errors="replace") for i, data in tokenizer.vocab.items()}
     words = [named.get(number, FREE.format(number)) for number in range(vocabulary.size)]
     for word in words:

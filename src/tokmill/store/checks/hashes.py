@@ -51,11 +51,10 @@ def record_digests(batch: Records, names: Sequence[str]) -> Array:
     A digest is two sums of mixed (token, position, column) values. Equal records have equal
     digests; among n different records the chance of a collision is about n² / 2^129.
     """
-    n = len(batch)
-    result: np.ndarray[Any, Any] = np.zeros(n, DIGEST)
+    result: np.ndarray[Any, Any] = np.zeros(len(batch), DIGEST)
     lengths = np.diff(batch.offsets)
     ends = np.arange(0, batch.offsets[-1] + MOST_TOKENS, MOST_TOKENS)
-    cuts = np.unique(np.minimum(np.searchsorted(batch.offsets, ends), n))
+    cuts = np.unique(np.minimum(np.searchsorted(batch.offsets, ends), len(batch)))
     for number, tokens in enumerate(token_bits(batch, names)):
         for first, last in itertools.pairwise(cuts.tolist()):
             full = first + np.flatnonzero(lengths[first:last])
@@ -67,8 +66,7 @@ def record_digests(batch: Records, names: Sequence[str]) -> Array:
             for part, salt in zip(("a", "b"), _SALTS, strict=True):
                 column = np.uint64(int(salt) * (number + 1) & 0xFFFFFFFFFFFFFFFF)
                 mixed = mix(here * salt + mix(position + column))
-                if len(full):
-                    result[part][full] += np.add.reduceat(mixed, begins)
+                result[part][full] += np.add.reduceat(mixed, begins)
     for part, salt in zip(("a", "b"), _SALTS, strict=True):
         result[part] = mix(result[part] + lengths.astype(np.uint64) * salt)
     return result
