@@ -35,7 +35,8 @@ from tokmill.builds import plan
 from tokmill.builds.execution import executors
 from tokmill.cli import main
 from tokmill.store.shards import column_buffers
-for module, name in (plan, "SHARD_BYTES"), (column_buffers, "MOST"), (read, "PIECE"):
+patched = [(plan, "SHARD_BYTES"), (column_buffers, "MOST"), (column_buffers, "MOST_STRINGS")]
+for module, name in (*patched, (read, "PIECE")):
     setattr(module, name, getattr(module, name) // 16)
 executors.BLOCK_BYTES["memory"] //= 16
 if {"corpus", "tsv"} & {*sys.argv}:
@@ -259,11 +260,11 @@ TRIED = {
     "bin": Tried(ids, learned=True),
     "token-dicts": Tried(entries, 16),
     "triplets": Tried(entries),
-    "tsv": Tried(repeated(), 8),
-    "corpus": Tried(repeated(b"\n\n"), 24),
+    "tsv": Tried(repeated(), 10),
+    "corpus": Tried(repeated(b"\n\n"), 8),
     "mlir": Tried(modules, 8),
-    "pairs": Tried(graphs, 12),
-    "mine": Tried(functions, 16),
+    "pairs": Tried(graphs, 8),
+    "mine": Tried(functions),
     "embed": Tried(known_store, 8),
 }
 """What a trained store holds does not depend on its source; that of JSON Lines has millions of
