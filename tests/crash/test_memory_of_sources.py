@@ -39,11 +39,9 @@ patched = [(plan, "SHARD_BYTES"), (column_buffers, "MOST"), (column_buffers, "MO
 for module, name in (*patched, (read, "PIECE")):
     setattr(module, name, getattr(module, name) // 16)
 executors.BLOCK_BYTES["memory"] //= 16
-if {"corpus", "tsv"} & {*sys.argv}:
-    from tokmill.text import corpus, record_blocks
+if "tsv" in sys.argv:
+    from tokmill.text import record_blocks
     from tokmill.text.encoding import encoders
-    corpus.BLOCK //= 16
-    corpus.MOST_WALKS //= 16
     record_blocks.READ //= 16
     encoders._AT_ONCE //= 16
 main(sys.argv[1:])
@@ -255,7 +253,6 @@ TRIED = {
     "token-dicts": Tried(entries, 16),
     "triplets": Tried(entries),
     "tsv": Tried(repeated(), 10),
-    "corpus": Tried(repeated(b"\n\n"), 12),
     "mlir": Tried(modules, 8),
     "pairs": Tried(graphs, 8),
     "mine": Tried(functions),
@@ -263,6 +260,7 @@ TRIED = {
 """What a trained store holds does not depend on its source; that of JSON Lines has millions of
 small documents, and that of `bin` has long ones."""
 NOT_TRIED = {
+    "corpus": "`tsv` and `corpus` hold a block of short texts",
     "embed": "`embed` reads a store, which is mapped, some tokens at a time",
 }
 """Source → why not, in the words of docs/building.md."""
