@@ -2,7 +2,7 @@
 
 The limit is what the same command takes with a small input (Python, torch, the libraries), and the
 room. What is held at a time whatever the input (a shard, its columns in memory, a piece of an
-execution) is a sixteenth of the usual here (`RUN`), so that the room can be small.
+execution, a block of texts) is a sixteenth of the usual here (`RUN`), so the room can be small.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from making import rec, write_store
 from source_cases import CASES
 from tokmill import plugins
+from tokmill.store.schema import Column
 from tokmill.store.store import Store
 
 FILE = 4 << 20
@@ -30,10 +32,18 @@ RUN = """
 import sys
 from tokmill.bbv.traces import read
 from tokmill.builds import plan
+from tokmill.builds.execution import executors
 from tokmill.cli import main
 from tokmill.store.shards import column_buffers
-for module, name in (plan, "SHARD_BYTES"), (column_buffers, "MOST"), (read, "PIECE"):
+patched = [(plan, "SHARD_BYTES"), (column_buffers, "MOST"), (column_buffers, "MOST_STRINGS")]
+for module, name in (*patched, (read, "PIECE")):
     setattr(module, name, getattr(module, name) // 16)
+executors.BLOCK_BYTES["memory"] //= 16
+if "tsv" in sys.argv:
+    from tokmill.text import record_blocks
+    from tokmill.text.encoding import encoders
+    record_blocks.READ //= 16
+    encoders._AT_ONCE //= 16
 main(sys.argv[1:])
 """
 SETS = "model.dim=16 model.layers=1 task.length=64 data.batch=2 steps=3 eval_every=3 eval_rows=8"
@@ -170,6 +180,43 @@ def store(small: Path, folder: Path, size: int) -> Sequence[object]:
     return [made]
 
 
+def functions(small: Path, folder: Path, size: int) -> Sequence[object]:
+    """Write a store of functions of 2,000 tokens, as mining takes some bytes for each of them."""
+    draw = np.random.default_rng(0)
+    strings = ("project", "program", "compiler", "level", "function")
+    schema = {"token": Column("u2"), **{name: Column("utf8", per="record") for name in strings}}
+    shards = [
+        [
+            rec(draw.integers(1, 60, 2000).tolist(), project=f"p{shard}", program="a",
+                compiler="gcc", level=level, function=f"f{number}")
+            for number in range(200) for level in ("O0", "O1", "O2", "O3")
+        ]
+        for shard in range(size // 3_200_000 + 1)
+    ]  # fmt: skip
+    write_store(folder / "store", schema, shards)
+    return [folder / "store"]
+
+
+def modules(small: Path, folder: Path, size: int) -> Sequence[object]:
+    """Write modules with weights."""
+    weights = "3f800000" * 32_768
+    text = small.read_text()
+    body = f'arith.constant dense<"0x{weights}"> : tensor<32768xf32>'
+    file = folder.with_suffix(".mlir")
+    file.write_text(
+        text.replace(") -> tensor<8x8xf32> {", f") -> tensor<8x8xf32> {{ %weights = {body}", 1)
+    )
+    return linked(file, folder, size)
+
+
+def graphs(small: Path, folder: Path, size: int) -> Sequence[object]:
+    """Write graphs whose pairs have so many bytes."""
+    count = int((size / small.stat().st_size) ** 0.5) + 2
+    for number in range(count):
+        os.link(small, folder / f"{number}.cfg.parquet")
+    return [folder]
+
+
 def values(small: Path, folder: Path, size: int) -> Sequence[object]:
     """Build a store of ids, and write vectors for its records: half of the size each."""
     (made,) = store(small, folder, size // 2)
@@ -205,15 +252,15 @@ TRIED = {
     "bin": Tried(ids, learned=True),
     "token-dicts": Tried(entries, 16),
     "triplets": Tried(entries),
+    "tsv": Tried(repeated(), 10),
+    "mlir": Tried(modules, 8),
+    "pairs": Tried(graphs, 8),
+    "mine": Tried(functions),
 }
 """What a trained store holds does not depend on its source; that of JSON Lines has millions of
 small documents, and that of `bin` has long ones."""
 NOT_TRIED = {
-    "tsv": "`tsv` and `corpus` hold a block of short texts",
     "corpus": "`tsv` and `corpus` hold a block of short texts",
-    "mlir": "An MLIR module is held whole",
-    "pairs": "`pairs` holds two graphs",
-    "mine": "`mine` takes 160 bytes a record",
     "embed": "`embed` reads a store, which is mapped, some tokens at a time",
 }
 """Source → why not, in the words of docs/building.md."""
@@ -235,7 +282,7 @@ def commands(kind: str, folder: Path, size: int = 0) -> Iterator[tuple[object, .
     first = case.write(places[0], 0)
     options = case.options(places[1]) if tried.options is None else tried.options
     source: Sequence[object] = [first]
-    if size:
+    if size or kind == "pairs":
         source = tried.make(first, places[2], size)
         # What is made for an overlay names its values, too.
         options = () if kind == "overlay" else options
@@ -244,8 +291,10 @@ def commands(kind: str, folder: Path, size: int = 0) -> Iterator[tuple[object, .
     yield ("build", kind, *source, *named, *options, "--preset", "memory", "-q")
     yield ("store", "validate", out)
     if tried.learned:
-        sets = [word for one in SETS.split() for word in ("--set", one)]
-        yield ("train", out, "--val", out, "-q", "--over-memory", "-o", folder / "run", *sets)
+        for rows in "windows", "whole":
+            sets = [x for one in [*SETS.split(), f"task.rows={rows}"] for x in ("--set", one)]
+            run = ["-q", "--over-memory", "-o", folder / f"run-{rows}", *sets]
+            yield ("train", out, "--val", out, *run)
         yield ("store", "export", "bin", out, "-o", folder / "out.bin")
 
 

@@ -240,7 +240,7 @@ def test_position_grows_with_the_entries(tmp_path: Path) -> None:
 
 def test_entries_are_freed_as_they_were_written(tmp_path: Path) -> None:
     shared = ["s" * 50]
-    value = {i: [[f"{i} {j}" * 5 for j in range(2)], shared] for i in range(30_000)}
+    value = {i: [[f"{i} {j}" * 5 for j in range(2)], shared] for i in range(60_000)}
     path = put(tmp_path, pickle.dumps(value))
     del value
 

@@ -8,6 +8,7 @@ up, calls or changes an object is replaced.
 """
 
 import contextlib
+import functools
 import mmap
 import pickle
 import pickletools
@@ -45,6 +46,7 @@ MAX_INTEGER = 1024
 CODES = {opcode.name: ord(opcode.code) for opcode in pickletools.opcodes}
 """Name of an operation → its byte."""
 NAMES = {code: name for name, code in CODES.items()}
+SHORT_TEXT, MEMOIZE, STOP = CODES["SHORT_BINUNICODE"], CODES["MEMOIZE"], CODES["STOP"]
 UNKNOWN, LINE, LINES, FETCH, END = 0, -10, -11, -12, -13
 
 
@@ -164,19 +166,10 @@ class Machine(PythonReader):  # type: ignore[misc]
         if self.pickle.names is not None:
             self.pickle.check_end(len(self.data))
         self.streaming = streaming
-        read, tell, dispatch, stop = self.data.read, self.data.tell, self.dispatch, CODES["STOP"]
-        self.data.seek(0)
         try:
-            while True:
-                self.place = tell()
-                code = read(1)[0]
-                if code == stop:
-                    break
-                dispatch[code](self)
-                if self.ready:
-                    self.pickle.position = self.place
-                    yield from self.ready
-                    self.ready = []
+            for ready in self._operations():
+                self.pickle.position = self.place
+                yield from ready
             value = self.stack.pop()
             self.pickle.holds = type(value)
             if not streaming:
@@ -192,6 +185,40 @@ class Machine(PythonReader):  # type: ignore[misc]
                 )
         except MALFORMED as error:
             raise self._broken(self.place, str(error)) from None
+
+    def _operations(self) -> Iterator[list[tuple[Any, Any]]]:
+        """Run the program; yield entries that are ready. Frequent operations are without a call."""
+        data, dispatch, uses, kept = self.data, self.dispatch, self.uses, self.kept
+        stack = self.stack
+        while (code := data[self.place]) != STOP:
+            place = self.place
+            if code == SHORT_TEXT:
+                after = place + 2 + data[place + 1]
+                stack.append(_text(data[place + 2 : after]))
+            elif code == MEMOIZE:
+                if self.number < len(uses) and uses[self.number]:
+                    kept[self.number] = stack[-1]
+                self.number += 1
+                after = place + 1
+            elif SIZES[code] == FETCH:
+                key, after = self._fetched(place)
+                stack.append(kept[key])
+                # Its last use: free it.
+                if uses[key] == 1:
+                    del kept[key]
+                elif uses[key] < 255:
+                    uses[key] -= 1
+            elif SIZES[code] == 1:
+                dispatch[code](self)
+                stack, after = self.stack, place + 1
+            else:
+                data.seek(place + 1)
+                dispatch[code](self)
+                stack, after = self.stack, data.tell()
+            if self.ready:
+                yield self.ready
+                self.ready = []
+            self.place = after
 
     def _survey(self) -> tuple[bytearray, int]:
         """Return number of an object → its uses (255: that or more), and the byte after the pickle.
@@ -301,9 +328,6 @@ class Machine(PythonReader):  # type: ignore[misc]
 
     # Operations that are replaced.
 
-    def _frame(self) -> None:
-        self.read(8)
-
     def _long4(self) -> None:
         size = int.from_bytes(self.read(4), "little")
         if size > MAX_INTEGER:
@@ -313,10 +337,6 @@ class Machine(PythonReader):  # type: ignore[misc]
     def _bytearray8(self) -> None:
         self.append(bytearray(self.read(int.from_bytes(self.read(8), "little"))))
 
-    def _memoize(self) -> None:
-        self._keep(self.number)
-        self.number += 1
-
     def _keep(self, key: int) -> None:
         if key < len(self.uses) and self.uses[key]:
             self.kept[key] = self.stack[-1]
@@ -325,14 +345,6 @@ class Machine(PythonReader):  # type: ignore[misc]
         line = self.readline()[:-1]
         if line.isdigit() and len(line) < 20:
             self._keep(int(line))
-
-    def _fetch(self, key: int) -> None:
-        self.append(self.kept[key])
-        # Its last use: free it.
-        if self.uses[key] == 1:
-            del self.kept[key]
-        elif self.uses[key] < 255:
-            self.uses[key] -= 1
 
     def _last(self, count: int) -> list[Any]:
         if len(self.stack) <= count:
@@ -422,13 +434,10 @@ class Machine(PythonReader):  # type: ignore[misc]
     dispatch = PythonReader.dispatch | {
         CODES[name]: method
         for names, method in {
-            "FRAME": _frame, "LONG4": _long4, "BYTEARRAY8": _bytearray8, "MEMOIZE": _memoize,
+            "FRAME": lambda self: self.read(8), "LONG4": _long4, "BYTEARRAY8": _bytearray8,
             "BINPUT": lambda self: self._keep(self.read(1)[0]),
             "LONG_BINPUT": lambda self: self._keep(int.from_bytes(self.read(4), "little")),
-            "PUT": _put, "GET": lambda self: self._fetch(int(self.readline())),
-            "BINGET": lambda self: self._fetch(self.read(1)[0]),
-            "LONG_BINGET": lambda self: self._fetch(int.from_bytes(self.read(4), "little")),
-            "DICT": _dict, "EMPTY_SET": _empty_set,
+            "PUT": _put, "DICT": _dict, "EMPTY_SET": _empty_set,
             "ADDITEMS": _add_items, "FROZENSET": _frozenset, "REDUCE": _reduce, "NEWOBJ": _newobj,
             "NEWOBJ_EX": _newobj_ex, "BUILD": _build,
             "APPEND": lambda self: self._extend(self._last(1)),
@@ -441,6 +450,11 @@ class Machine(PythonReader):  # type: ignore[misc]
     for _name in ("NEXT_BUFFER", "READONLY_BUFFER"):
         # Buffers outside of the file.
         del dispatch[CODES[_name]]
+
+
+@functools.lru_cache(1 << 10)
+def _text(data: bytes) -> str:
+    return str(data, "utf-8", "surrogatepass")
 
 
 def _only(value: Any, kind: type[Any]) -> Any:

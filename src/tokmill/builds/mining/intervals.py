@@ -31,7 +31,7 @@ from tokmill.builds.mining.interval_vectors import (
     threshold,
 )
 from tokmill.builds.mining.mine_triplets import below, drawn, salt_of, triplets
-from tokmill.builds.mining.name_columns import counted, digests_of, joined, runs
+from tokmill.builds.mining.name_columns import digests_of, joined, runs
 from tokmill.builds.selection.minhash import batches
 from tokmill.builds.shared import shared
 from tokmill.store.checks.hashes import DIGEST, first_of_equals, record_digests
@@ -93,7 +93,7 @@ class Intervals:
             notes[BY_QUANTILE] += sum(map(operator.and_, begun, moved))
             members = (anchor, positive, negative)
             batch = triplets(self.columns, members, self.facts["of"], first)
-            batch.skipped, batch.notes = counted(skipped), counted(notes)
+            batch.skipped, batch.notes = dict(+skipped), dict(+notes)
             batch.done = number / len(blocks)
             yield batch
 

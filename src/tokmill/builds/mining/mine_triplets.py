@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from tokmill.builds.mining.name_columns import Keyed, counted, runs
+from tokmill.builds.mining.name_columns import Keyed, runs
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import ROLES, Array, Column, Records, id_dtype, take_flat
 from tokmill.store.store import Store
@@ -99,7 +99,7 @@ class Triplets:
             skipped[NO_NEGATIVE] += int(np.count_nonzero((positive >= 0) & (negative < 0)))
             family = self.keyed.facts["family"]
             batch = triplets(self.columns, (anchor, positive, negative), family, first)
-            batch.skipped, batch.notes = counted(skipped), counted(notes)
+            batch.skipped, batch.notes = dict(+skipped), dict(+notes)
             batch.done = number / len(blocks)
             yield batch
 
@@ -202,7 +202,7 @@ class Groups:
                     "group": family.astype(self.columns["group"].numpy()),
                 },
                 dealt.first[here] - first,
-                skipped=counted(skipped),
+                skipped=dict(+skipped),
                 done=number / len(blocks),
             )
 

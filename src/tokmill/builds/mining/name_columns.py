@@ -284,8 +284,3 @@ class Keyed:
         codes, counts = np.unique(self.facts["why"][records], return_counts=True)
         pairs = zip(codes.tolist(), counts.tolist(), strict=True)
         return Counter({WHY[code]: count for code, count in pairs if code})
-
-
-def counted(counts: Counter[str]) -> dict[str, int]:
-    """Return the counts above 0."""
-    return {reason: count for reason, count in counts.items() if count}

@@ -63,7 +63,8 @@ def elements(batch: Records, names: list[str]) -> tuple[Array, Array]:
     if phrases is None:
         hashes = np.zeros(int(batch.offsets[-1]), np.uint64)
         for number, values in enumerate(token_bits(batch, names), 1):
-            hashes += mix(values + np.uint64(int(_GOLDEN) * number & 0xFFFFFFFFFFFFFFFF))
+            salt = np.uint64(int(_GOLDEN) * number & 0xFFFFFFFFFFFFFFFF)
+            hashes += mix(values.astype(np.uint64) + salt)
         return hashes, batch.offsets
     used, where = np.unique(phrases.ids & ~PHRASE_BIT, return_inverse=True)
     table = phrases.table_offsets

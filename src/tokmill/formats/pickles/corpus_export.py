@@ -16,6 +16,7 @@ from tokmill.base.errors import UsageError
 from tokmill.base.files import inside, read_file
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
+from tokmill.formats.pickles.token_dicts_export import tokens_of
 from tokmill.store.schema import Array, joined, take_flat
 from tokmill.store.store import Store
 
@@ -75,16 +76,12 @@ def words_of(store: Store, column: str) -> list[str]:
         )
     raw = read_file(store.vocabulary_file(name))
     if vocabulary.coder == "x86":
-        tokens = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").TokenList.from_json(
-            raw, name
-        )
-        tokens_of: dict[int, str] = dict(enumerate(tokens.tokens))
+        named: dict[int, str] = dict(enumerate(tokens_of(raw, name).tokens))
     else:
-        tokenizer = plugins.require("tokmill.text.tokenizers.tokenizer").Tokenizer.from_json(
-            raw, name
-        )
-        tokens_of = {i: data.decode(errors="replace") for i, data in tokenizer.vocab.items()}
-    words = [tokens_of.get(number, FREE.format(number)) for number in range(vocabulary.size)]
+        library = plugins.require("tokmill.text.tokenizers.tokenizer")
+        tokenizer = library.Tokenizer.from_json(raw, name)
+        named = {i: data.decode(errors="replace") for i, data in tokenizer.vocab.items()}
+    words = [named.get(number, FREE.format(number)) for number in range(vocabulary.size)]
     for word in words:
         if len(word.split()) != 1:
             raise UsageError(

@@ -125,18 +125,17 @@ def count_tokens(path: Path, counts: dict[str, dict[str, int]]) -> None:
     other columns once a token of `asm`.
     """
     seen: dict[Key, int] = {}
-    streams: dict[Key, list[tuple[str, ...]]] = {}
     for place, (_, sequence, _) in enumerate(_sequences(path)):
         for number, instruction in enumerate(sequence):
             try:
                 key = _key(instruction)
                 if key not in seen:
-                    streams[key] = _streams(key)
+                    _streams(key)
             except (TypeError, ValueError, KeyError) as error:
                 raise _unfit(path, place, number, error) from None
             seen[key] = seen.get(key, 0) + 1
     for key, times in seen.items():
-        for column, tokens in zip(COLUMNS, streams[key], strict=True):
+        for column, tokens in zip(COLUMNS, _streams(key), strict=True):
             here = counts[column]
             for token in tokens[:1] if column in ONCE else tokens:
                 here[token] = here.get(token, 0) + times

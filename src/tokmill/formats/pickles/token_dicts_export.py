@@ -5,6 +5,7 @@ numbers, in protocol 4. The operations are written directly, so the bytes of eac
 made once. Source of the formats: SemanticBBV, `pre_processing/`, and CPython, `Lib/pickletools.py`.
 """
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -219,7 +220,7 @@ class _Writer:
                 runs = np.diff(np.append(begins, len(column))).tolist()
                 parts.append(b"](")
                 for begin, run in zip(begins.tolist(), runs, strict=True):
-                    parts.append(self._text(names[begin]) + _number(run) + b"\x86")
+                    parts.append(self._text(names[begin]) + number_bytes(run) + b"\x86")
                 parts.append(b"e")
             else:
                 parts += [b"](", *map(self._text, names), b"e"]
@@ -247,5 +248,13 @@ def pickled_counts(counts: Mapping[str, int]) -> bytes:
     return b"".join([*parts, b"u."])
 
 
-def _number(value: int) -> bytes:
-    return b"K%c" % value if value < 256 else b"J" + value.to_bytes(4, "little", signed=True)
+def number_bytes(value: float) -> bytes:
+    if isinstance(value, float):
+        return b"G" + struct.pack(">d", value)
+    if value < 1 << 8:
+        return b"K%c" % value
+    if value < 1 << 31:
+        return b"J" + value.to_bytes(4, "little")
+    data = value.to_bytes(9, "little").rstrip(b"\0")
+    data += b"\0" * (data[-1] > 127)
+    return b"\x8a%c" % len(data) + data

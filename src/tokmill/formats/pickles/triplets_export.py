@@ -5,7 +5,6 @@ protocol 4. A vector is written once, then referred to. Source of the formats: S
 `pre_processing/asm_bbv_dataset.py`; numpy, `ndarray.__reduce__`; CPython, `Lib/pickletools.py`.
 """
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,12 +16,10 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds.mining.intervals import check_intervals
 from tokmill.formats import notes
 from tokmill.formats.notes import exporting
+from tokmill.formats.pickles.token_dicts_export import BATCH, number_bytes
 from tokmill.store.overlay import vector_column
 from tokmill.store.schema import ROLES, Array, has_entries
 from tokmill.store.store import Store
-
-BATCH = 1000
-"""Entries that Python's own pickler writes at a time."""
 
 
 class TripletsExportOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -120,9 +117,9 @@ class _Writer:
         if blocks.ndim > 1:
             yield from map(self._array, blocks)
         else:
-            yield from map(_number if self.vectors is None else self._vector, blocks.tolist())
+            yield from map(number_bytes if self.vectors is None else self._vector, blocks.tolist())
         yield b"e]("
-        yield from map(_number, weights.tolist())
+        yield from map(number_bytes, weights.tolist())
         yield b"e"
 
     def _cpi(self, number: int) -> bytes:
@@ -134,7 +131,7 @@ class _Writer:
                 where=str(self.profiles.path),
                 hint="`tokmill build mine --what bbv --cpi` leaves such intervals out",
             )
-        return _number(value)
+        return number_bytes(value)
 
     def _vector(self, block: int) -> bytes:
         if block in self.memo:
@@ -151,7 +148,7 @@ class _Writer:
             return self._known(key)
         parts = [self._named("reconstruct", "numpy.core.multiarray", "_reconstruct")]
         parts += [self._named("ndarray", "numpy", "ndarray"), b"K\x00\x85C\x01b\x87R"]
-        parts += [b"(K\x01", _number(len(values)), b"\x85", self._dtype(values), b"\x89"]
+        parts += [b"(K\x01", number_bytes(len(values)), b"\x85", self._dtype(values), b"\x89"]
         parts += [b"B", len(data).to_bytes(4, "little"), data, b"tb"]
         return b"".join([*parts, self._kept(key)])
 
@@ -180,15 +177,3 @@ class _Writer:
 
 def _text(text: str) -> bytes:
     return b"\x8c%c" % len(text) + text.encode()
-
-
-def _number(value: float) -> bytes:
-    if isinstance(value, float):
-        return b"G" + struct.pack(">d", value)
-    if value < 1 << 8:
-        return b"K%c" % value
-    if value < 1 << 31:
-        return b"J" + value.to_bytes(4, "little")
-    data = value.to_bytes(9, "little").rstrip(b"\0")
-    data += b"\0" * (data[-1] > 127)
-    return b"\x8a%c" % len(data) + data

@@ -1,5 +1,6 @@
 """A digest for each record, computed in columns: to find equal records and to sample by content."""
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ _M2 = np.asarray(0x94D049BB133111EB, np.uint64)
 _S30, _S27, _S31 = (np.asarray(bits, np.uint64) for bits in (30, 27, 31))
 _SALTS = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F))
 DIGEST = np.dtype([("a", "<u8"), ("b", "<u8")])
+MOST_TOKENS = 1 << 16
+"""Tokens that are mixed at a time, some 48 bytes each; or one record."""
 
 
 def mix(values: Array) -> Array:
@@ -34,12 +37,12 @@ def token_values(batch: Records, name: str) -> Array:
 
 
 def token_bits(batch: Records, names: Sequence[str]) -> Iterator[Array]:
-    """Yield each number of the tokens, uint64 (tokens,); of a float its bits, of a vector all."""
+    """Yield each number of the tokens, (tokens,); of a float its bits, of a vector all."""
     for name in names:
         value = token_values(batch, name)
         if value.dtype.kind == "f":
             value = value.view(f"<u{value.itemsize}")
-        yield from (one.astype(np.uint64) for one in (value.T if value.ndim > 1 else [value]))
+        yield from value.T if value.ndim > 1 else [value]
 
 
 def record_digests(batch: Records, names: Sequence[str]) -> Array:
@@ -48,18 +51,21 @@ def record_digests(batch: Records, names: Sequence[str]) -> Array:
     A digest is two sums of mixed (token, position, column) values. Equal records have equal
     digests; among n different records the chance of a collision is about n² / 2^129.
     """
-    n = len(batch)
-    result: np.ndarray[Any, Any] = np.zeros(n, DIGEST)
+    result: np.ndarray[Any, Any] = np.zeros(len(batch), DIGEST)
     lengths = np.diff(batch.offsets)
-    full = np.flatnonzero(lengths)
-    begins = batch.offsets[:-1][full]
-    position = np.arange(int(batch.offsets[-1]), dtype=np.uint64)
-    position -= np.repeat(batch.offsets[:-1], lengths).astype(np.uint64)
+    ends = np.arange(0, batch.offsets[-1] + MOST_TOKENS, MOST_TOKENS)
+    cuts = np.unique(np.minimum(np.searchsorted(batch.offsets, ends), len(batch)))
     for number, tokens in enumerate(token_bits(batch, names)):
-        for part, salt in zip(("a", "b"), _SALTS, strict=True):
-            column = np.uint64(int(salt) * (number + 1) & 0xFFFFFFFFFFFFFFFF)
-            mixed = mix(tokens * salt + mix(position + column))
-            if len(full):
+        for first, last in itertools.pairwise(cuts.tolist()):
+            full = first + np.flatnonzero(lengths[first:last])
+            start, stop = batch.offsets[[first, last]]
+            begins = batch.offsets[full] - start
+            here = tokens[start:stop].astype(np.uint64)
+            position = np.arange(len(here), dtype=np.uint64)
+            position -= np.repeat(begins, lengths[full]).astype(np.uint64)
+            for part, salt in zip(("a", "b"), _SALTS, strict=True):
+                column = np.uint64(int(salt) * (number + 1) & 0xFFFFFFFFFFFFFFFF)
+                mixed = mix(here * salt + mix(position + column))
                 result[part][full] += np.add.reduceat(mixed, begins)
     for part, salt in zip(("a", "b"), _SALTS, strict=True):
         result[part] = mix(result[part] + lengths.astype(np.uint64) * salt)
