@@ -287,5 +287,4 @@ class Keyed:
 
 
 def counted(counts: Counter[str]) -> dict[str, int]:
-    """Return the counts above 0."""
     return {reason: count for reason, count in counts.items() if count}
