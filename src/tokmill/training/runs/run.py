@@ -179,7 +179,7 @@ def check_resume(recipe: Mapping[str, Any], config: TrainConfig, done: int, out:
         "the recipe is not the one that the run began with: "
         + "; ".join(f"{key}: {values}" for key, values in changed.items()),
         where=str(out),
-        hint=f"{hint}; `--from {shell_word(out)} -o NEW` begins a run with its weights",
+        hint=f"{hint}; `--from {shell_word(str(out))} -o NEW` begins a run with its weights",
     )
 
 
