@@ -111,6 +111,8 @@ def test_profile_of_a_program(here: Here, tmp_path: Path) -> None:
     said = here("bbv", "profile", "-o", "q", "-q", "--", tmp_path / "count", code=1)[1]
     assert "ended with exit code 1" in said
     assert "no such program" in here("bbv", "profile", "-o", "q", "--", "none-such", code=2)[1]
+    (tmp_path / "data").touch()
+    assert "chmod +x" in here("bbv", "profile", "-o", "q", "--", tmp_path / "data", code=2)[1]
     # No warning of valgrind is given as the reason.
     assert "--" not in said.splitlines()[0].partition("exit code 1")[2]
     command = ("bbv", "profile", "-o", "q", "-q", "--stdin", "in.txt")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from making import TOKENIZER, jsonl
-from tokmill.base.errors import TokmillError, plain
+from tokmill.base.errors import TokmillError, plain, shell_word
 from tokmill.base.files import path_from_text, path_to_text
 from tokmill.cli.inspect_command import print_facts, print_records
 from tokmill.store.receipts import read_planned
@@ -160,3 +161,38 @@ def test_errors_are_printable() -> None:
     error = TokmillError("what\x1b[2J", where="a\nerror: b\r", hint="c‮")
     assert is_printable(str(error))
     assert str(error).splitlines() == ["a\\nerror: b\\x0d: what\\x1b[2J", "hint: c\\u202e"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["-o.jsonl", "a\nb.jsonl", "a'\\\n\t.jsonl", os.fsdecode(b"caf\xe9 \xff.jsonl"), "‮ \x9b"],
+)
+def test_a_path_in_a_command_to_copy_is_one_word(name: str) -> None:
+    """A shell passes it on as the path, and no program takes it for an option."""
+    word = shell_word(name)
+    assert is_printable(word) and "\n" not in word and not word.startswith("-")
+    done = subprocess.run(
+        ["bash", "-c", f"printf %s {word}"], capture_output=True, check=True,
+        env={**os.environ, "LC_ALL": "C"},
+    )  # fmt: skip
+    assert done.stdout.removeprefix(b"./") == os.fsencode(name)
+
+
+@pytest.mark.parametrize("option", ["--field", "--glob", "--placeholder"])
+def test_a_value_that_is_not_utf8_is_no_bug(option: str, tmp_path: Path, here: Any) -> None:
+    path = jsonl(tmp_path / "x.jsonl", [{"text": "a"}])
+    command = ("build", "jsonl", path, "--tokenizer", TOKENIZER, "-o", tmp_path / "store")
+    _, err = here(*command, option, os.fsdecode(b"caf\xe9"), code=2)
+    assert err.startswith("error: caf\\xe9 is not UTF-8\nhint: ")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str, tmp_path: Path) -> None:
+    """No file of the store gets the number of a stream, and what is printed."""
+    path = jsonl(tmp_path / "x.jsonl", [{"text": f"record {i}"} for i in range(9)])
+    store = tmp_path / "store"
+    words = [sys.executable, "-m", "tokmill", "build", "jsonl", path, "-o", store]
+    command = shlex.join(map(str, [*words, "--tokenizer", TOKENIZER, "--workers", 2]))
+    done = subprocess.run(["bash", "-c", f"{command} {closed}"], capture_output=True, check=False)
+    assert done.returncode == 0, done
+    assert len(Store(store)) == 9 and b"Error" not in done.stderr

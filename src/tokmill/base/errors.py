@@ -5,7 +5,9 @@ line prints it without a traceback; anything that is no `TokmillError` is a bug.
 """
 
 import difflib
+import os
 import re
+import shlex
 from collections.abc import Collection, Iterable
 
 UNSAFE = re.compile(
@@ -23,6 +25,21 @@ def plain(text: str) -> str:
 def one_line(text: str) -> str:
     """Return text as `plain`, also without tabs and newlines: as a cell of a table it stays one."""
     return plain(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def shell_word(path: str | os.PathLike[str]) -> str:
+    """Return a path as a word of a bash command: no option, and printable."""
+    text = os.fspath(path)
+    text = f"./{text}" if text.startswith("-") else text
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_in_shell, text)) + "'"
+
+
+def _in_shell(character: str) -> str:
+    if character.isprintable() and character not in "\\'":
+        return character
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 def _escaped(match: re.Match[str]) -> str:

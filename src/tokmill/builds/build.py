@@ -78,7 +78,6 @@ def build(
 
 
 def run(chosen: BuildRecipe, how: How) -> Store:
-    """Carry out a build recipe; see `build`."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker runs the caller's script again before it has work: a traceback would hide this.
         os.write(2, UNGUARDED)
@@ -146,7 +145,6 @@ def say_rate(bar: Progress, receipts: Iterable[Receipt]) -> None:
 
 
 def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
-    """Make the missing shards and finish the store."""
     plan, planned = prepared.plan, prepared.planned
     parts = parts_at(how.push, out, plan, planned) if how.push else None
     receipts, tasks = missing(out, planned, how, parts)

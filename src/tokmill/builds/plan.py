@@ -168,7 +168,6 @@ def write_plan(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> None:
 
 
 def digest_of(chunks: Iterable[bytes]) -> str:
-    """Return the sha256 of chunks."""
     digest = hashlib.sha256()
     for chunk in chunks:
         digest.update(chunk)

@@ -82,7 +82,6 @@ def listed() -> dict[str, tuple[str | None, str]]:
 
 
 def application() -> TyperGroup:
-    """Return the whole command tree."""
     return lazy_group(
         "tokmill",
         "Train and compare sequence models on text and on machine code. `tokmill demo` shows how, "
@@ -163,6 +162,10 @@ def main(arguments: list[str] | None = None) -> int:
             refused = machine_error("work", error.filename or "", error)
             _complain(str(refused))
             sys.exit(refused.exit_code)
+        odd = [word for word in arguments if any("\udc80" <= char <= "\udcff" for char in word)]
+        if isinstance(error, UnicodeEncodeError) and odd:
+            _complain(f"{odd[0]} is not UTF-8\nhint: only names of files may hold other bytes")
+            sys.exit(2)
         with tempfile.NamedTemporaryFile(
             "w",
             prefix="tokmill-bug-",
@@ -182,7 +185,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def entry() -> None:
-    """Run the command line as a process of its own."""
+    _open_closed_streams()
     explain_crashes()
     keep_out_of_working_directory()
     # Imports make hundreds of thousands of objects and no garbage. With the default thresholds, the
@@ -199,6 +202,15 @@ def entry() -> None:
         sys.stderr.flush()
     # All files are written by now. A normal exit of large packages would take 0.1 to 0.3 s.
     os._exit(code if isinstance(code, int) else 0)
+
+
+def _open_closed_streams() -> None:
+    # After `tokmill … >&-`, the next file that is opened would be number 1, and be printed into.
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "r+")  # noqa: SIM115
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)
 
 
 def _usage(error: Any) -> str:

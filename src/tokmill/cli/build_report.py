@@ -1,10 +1,10 @@
 """What a build prints at its end."""
 
 import re
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from tokmill.base.errors import shell_word
 from tokmill.base.progress import human_bytes, human_count, human_share
 from tokmill.store.store import Store
 from tokmill.terminal.output import print_json, print_line, say
@@ -91,7 +91,7 @@ def report(store: Store, *, json: bool) -> None:
         verb = "was" if rejected == 1 else "were"
         say(
             f"{rejected:,} of {seen:,} {verb} rejected ({human_share(rejected / seen)}): "
-            f"`tokmill store rejects {shlex.quote(store.place)}` lists them"
+            f"`tokmill store rejects {shell_word(store.place)}` lists them"
         )
     if manifest.notes:
         print(f"notes: {notes_in_words(manifest.notes, manifest.tokens)}")

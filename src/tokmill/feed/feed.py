@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError, shell_word
 from tokmill.feed.entries import FAMILY, Values, Vectors
 from tokmill.feed.order import Order, kept, key
 from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
@@ -321,7 +320,7 @@ class Feed:
                 worst = int(ids.min()) if ids.dtype.kind == "i" else 0
             if not 0 <= worst < size:
                 path = self.sources[number].store.path
-                place = shlex.quote(str(path))
+                place = shell_word(path)
                 raise TokmillError(
                     f"the column {name!r} holds the id {worst}, but its ids are 0 to {size - 1}: "
                     "a shard is damaged",

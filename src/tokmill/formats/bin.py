@@ -5,7 +5,6 @@ ids, and nothing else. Source of the format: nanoGPT, `data/openwebtext/prepare.
 """
 
 import re
-import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Annotated, Any, BinaryIO, ClassVar, Literal
@@ -14,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError, UsageError, shell_word
 from tokmill.base.files import reading
 from tokmill.builds.scan import InputFile
 from tokmill.builds.source import MAX_ITEM, Frozen, Hash, Item, Request
@@ -103,7 +102,7 @@ class BinSource(TokenSource):
             raise TokmillError(
                 "this is a shard of llm.c, which has a header of 1,024 bytes",
                 where=f"{path}, byte 0",
-                hint=f"take the ids out: tail -c +1025 {shlex.quote(str(path))} > ids.bin",
+                hint=f"take the ids out: tail -c +1025 {shell_word(path)} > ids.bin",
             )
         if wanted is None and path.with_suffix(".idx").exists():
             raise TokmillError(

@@ -272,7 +272,6 @@ class ExportOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
 
 def check_column(store: Store, options: ExportOptions) -> None:
-    """Refuse a column that does not hold one id per token."""
     column = store.schema.get(options.column)
     if column is None:
         ids = [n for n in store.token_columns if store.schema[n].dtype in ("u1", "u2", "u4")]

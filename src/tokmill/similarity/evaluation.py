@@ -116,7 +116,6 @@ def evaluate(
 def _measured(
     functions: Functions, kept: Kept, methods: Sequence[Method], choice: Choice, bar: Progress
 ) -> Iterator[Measured]:
-    """Yield the rows of the report, one after the other."""
     tasks = tasks_of(functions, kept, choice.rows)
     tasks = of_projects(functions, tasks, choice.projects)
     pools = choice.pools or POOLS

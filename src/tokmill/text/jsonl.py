@@ -3,12 +3,13 @@
 An error about a missing field names the keys that the lines have.
 """
 
+import contextlib
 import difflib
 import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -40,6 +41,7 @@ HEAD = 1 << 22
 DEEP = 8
 """Keys and lists in a path at most."""
 SHOWN = 12
+CHATS = "the lines are chats (the list {}): write them by a template (docs/chats.md)"
 
 
 TOGETHER = (
@@ -66,7 +68,6 @@ class Seen(NamedTuple):
     others: Counter[str]
 
     def in_words(self) -> str:
-        """Return the keys with counts, the most frequent first."""
         counts = [(count, path, "") for path, count in self.texts.items()]
         counts += [
             (count, path, ", no text") for path, count in self.others.items()
@@ -99,12 +100,16 @@ def seen_keys(path: str) -> Seen:
 
     Raises `TokmillError` if the file cannot be decompressed.
     """
-    lines, texts, others = 0, Counter[str](), Counter[str]()
+    values = []
     for line in islice(_lines(path), LINES):
-        try:
-            value = loads_json(line)
-        except ValueError:
-            continue
+        with contextlib.suppress(ValueError):
+            values.append(loads_json(line))
+    return keys_of(values)
+
+
+def keys_of(values: Iterable[Any]) -> Seen:
+    lines, texts, others = 0, Counter[str](), Counter[str]()
+    for value in values:
         if isinstance(value, dict):
             lines += 1
             ends = set(_ends(value, "", DEEP))
@@ -140,7 +145,7 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
         if not seen.lines or any(field in seen.texts for field in fields):
             continue
         if key := chat_key(seen):
-            return f"the lines are chats (the list {key}): write them by a template (docs/chats.md)"
+            return CHATS.format(key)
         several, near = seen.together(), seen.nearest(fields)
         if several:
             near = " --field ".join(map(_shell, several))

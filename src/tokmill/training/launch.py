@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 
 from tokmill import plugins
-from tokmill.base.errors import MachineError, TokmillError, UsageError
+from tokmill.base.errors import MachineError, TokmillError, UsageError, shell_word
 from tokmill.base.recipe import Positive, check_types
 
 LAUNCHED = "TOKMILL_LAUNCHED"
@@ -74,7 +74,7 @@ def place() -> Place:
 def resume_command(run: Path) -> str:
     here = place()
     flags = f" --processes {here.world}" if here.world == here.local_world > 1 else ""
-    return f"tokmill train -o {shlex.quote(str(run))}{flags}"
+    return f"tokmill train -o {shell_word(run)}{flags}"
 
 
 USES = {
@@ -90,7 +90,7 @@ def use_command(run: Path, task: str, facts: Any) -> str:
     facts: those of the store that it learned from, with `columns`, `schema`, `vocabularies` and
     `measures`.
     """
-    folder = shlex.quote(str(run))
+    folder = shell_word(run)
     if not facts.measures.continues:
         use = USES.get(task, "")
         return f"tokmill {use.replace('RUN', folder)}" if use else ""

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,28 @@ def test_a_folder_of_inputs_says_what_builds_from_it(
         (tmp_path / name).write_text("{}")
     following = f"tokmill build {kind} {tmp_path} --vocab-size 8192 -o STORE"
     assert describe(tmp_path).get("next", "") == (following if kind else "")
+
+
+@pytest.mark.parametrize(
+    ("record", "key", "words"),
+    [
+        ({"data": {"body": "x"}, "n": 1}, "next", "--field data.body --vocab-size"),
+        ({"data": {"a.b": "x"}}, "next", "--field 'data.\"a.b\"' --vocab-size"),
+        ({"a.b": "x"}, "next", "--field '\"a.b\"' --vocab-size"),
+        ({"id": "1", "messages": [{"role": "user", "content": "x"}]}, "hint", "docs/chats.md"),
+    ],
+)
+def test_text_that_is_deeper_in_a_line_is_found(
+    tmp_path: Path, record: dict[str, Any], key: str, words: str
+) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps(record) + "\n")
+    found = describe(tmp_path / "x.jsonl")
+    assert words in found[key] and not {"next", "hint"} - {key} & found.keys()
+
+
+def test_a_folder_of_programs_says_what_builds_from_it(tmp_path: Path) -> None:
+    programs = pytest.importorskip("tokmill.x86.image.program")
+    shutil.copy("/bin/true", tmp_path / "first")
+    (tmp_path / "none").write_bytes(b"\x7fELF")
+    programs.open_program(tmp_path / "first")
+    assert describe(tmp_path)["next"] == f"tokmill build x86 {tmp_path} -o STORE"

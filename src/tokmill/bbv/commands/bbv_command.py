@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from tokmill.base.errors import UsageError
+from tokmill.base.errors import UsageError, shell_word
 from tokmill.base.progress import Progress, human_bytes, human_count
 from tokmill.bbv.commands.simpoint_command import Out, Seed
 from tokmill.bbv.points import executions as reading
@@ -99,7 +99,7 @@ def _print_profile(profiled: Any) -> None:
         )
     if len(profiled.vectors) < FEW:
         say("note: these are few intervals to choose from; a smaller --every-blocks makes more")
-    trace = shlex.quote(str(profiled.trace))
+    trace = shell_word(profiled.trace)
     table = shlex.quote(str(profiled.trace).removesuffix(".bb.gz") + ".intervals.csv")
     say(f"next: tokmill simpoint {trace} --cpi {table} -o POINTS")
 

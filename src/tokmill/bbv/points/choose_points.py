@@ -149,7 +149,6 @@ def rates_in(memory: Path, vectors: BlockVectors, trace: Path) -> dict[str, Floa
 
 
 def positive(cpi: Floats, path: Path) -> None:
-    """Refuse a CPI that no processor has."""
     if (wrong := ~(cpi > 0) & ~np.isnan(cpi)).any():
         first = int(np.argmax(wrong))
         raise TokmillError(

@@ -152,7 +152,6 @@ def profile(
 def _written(
     stem: Path, dumps: list[Dump], code: Code, timed: Timed | None, about: dict[str, Any]
 ) -> Profile:
-    """Write the files of a profile, whose names begin with `stem`."""
     vectors, addresses, mapped = vectors_of(dumps, code)
     totals = [dump.totals for dump in dumps]
     cpi = {}
@@ -186,6 +185,8 @@ def _program(words: Sequence[str]) -> str:
         raise UsageError("no program was named", hint="tokmill bbv profile -o DIR -- PROGRAM ARG…")
     program = shutil.which(words[0])
     if program is None:
+        if Path(words[0]).is_file():
+            raise UsageError("it may not be run", where=words[0], hint="chmod +x, or a path with /")
         raise UsageError("there is no such program", where=words[0], hint="check the path")
     if platform.machine() != "x86_64":
         raise MachineError("programs are profiled on x86-64", hint="read traces of other producers")

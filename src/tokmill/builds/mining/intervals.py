@@ -255,7 +255,6 @@ class Intervals:
 
 
 def check_intervals(store: Store) -> None:
-    """Refuse a store that has no intervals."""
     for name in ("block", "count"):
         column = store.schema.get(name)
         if column is None or column.per != "token":

@@ -163,7 +163,6 @@ def open_store(inputs: Sequence[str]) -> Store:
 
 
 def check(config: MineConfig) -> None:
-    """Refuse options that what is mined does not read."""
     read = OPTIONS_OF[config.what]
     for key in MineConfig.__struct_fields__:
         if key in ("what", "seed", *read) or getattr(config, key) == getattr(MineConfig(), key):

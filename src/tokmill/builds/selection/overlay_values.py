@@ -45,12 +45,10 @@ class OverlaySource(Source):
 
     @classmethod
     def name_of(cls, config: Any) -> str:
-        """Return the name of the overlay that the options ask for."""
         return config.name
 
     @classmethod
     def folder(cls, config: Any, inputs: Sequence[str]) -> Path:
-        """Return the folder of the overlay: it lies in its store."""
         return overlay_path(open_base(inputs).path, cls.name_of(config))
 
     def item(self, number: int, more: str = "") -> Item:
@@ -75,7 +73,6 @@ class OverlaySource(Source):
         return place, more
 
     def check_columns(self, hint: str) -> None:
-        """Refuse columns that the store has already."""
         for column in self.schema:
             if column in self.base.schema:
                 raise UsageError(

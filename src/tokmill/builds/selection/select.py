@@ -317,7 +317,6 @@ class SelectSource(Source):
         return self._excluded
 
     def mapped(self, batch: Records) -> Records:
-        """Return the batch with ids out of range replaced by `map_oov`."""
         for name, column in self.schema.items():
             if column.vocab is None or column.phrase:
                 continue
@@ -346,7 +345,6 @@ def substitute(name: str, vocabulary: Vocabulary) -> int:
 
 
 def check_idle(config: SelectConfig) -> None:
-    """Refuse options that have no effect without another option."""
     for idle, what, wants in (
         (config.rest and config.ratio == 1, "rest", "ratio"),
         (config.by and config.ratio == 1, "by", "ratio"),

@@ -310,8 +310,6 @@ class _Table:
 
 
 class _Sequences:
-    """The sequences of a file, gathered."""
-
     def __init__(self, path: Path, table: _Table, block_bytes: int) -> None:
         self.path, self.table, self.block_bytes = path, table, block_bytes
         self.clear()

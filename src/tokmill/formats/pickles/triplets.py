@@ -137,8 +137,6 @@ class TripletsSource(GatheredFiles):
 
 
 class _Entries:
-    """The entries of a file, gathered."""
-
     def __init__(self, path: Path, source: TripletsSource) -> None:
         self.path, self.source = path, source
         self.entries: list[Entry] = []

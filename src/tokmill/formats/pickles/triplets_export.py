@@ -82,8 +82,6 @@ class TripletsExport:
 
 
 class _Writer:
-    """Writes one pickle."""
-
     def __init__(self, store: Store, profiles: Store, vectors: Store | None, cpi: bool) -> None:
         self.store, self.profiles, self.vectors, self.cpi = store, profiles, vectors, cpi
         self.memo: dict[object, int] = {}
@@ -166,7 +164,6 @@ class _Writer:
         return _text(module) + _text(name) + b"\x93" + self._kept(key)
 
     def _kept(self, key: object) -> bytes:
-        """Return the operation that keeps the value on top for later."""
         self.memo[key] = len(self.memo)
         return b"\x94"
 

@@ -21,6 +21,8 @@ from tokmill.base.files import machine_errors, read_file
 from tokmill.base.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
 from tokmill.report.describe.pickles import read_pickle
 from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
+from tokmill.text.jsonl import CHATS, chat_key, keys_of
+from tokmill.text.make_document import quoted
 
 PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program or library"}
 GRAPH = b"PAR1"
@@ -69,7 +71,6 @@ def graph(look: Look) -> Facts | None:
 
 
 def vocabulary(look: Look) -> Facts | None:
-    """The frozen vocabulary of one x86 column."""
     if not isinstance(look.json, dict) or not {"column", "rules", "tokens"} <= set(look.json):
         return None
     kind = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").TokenList
@@ -87,7 +88,6 @@ def vocabulary(look: Look) -> Facts | None:
 
 
 def vocabulary_folder(look: Look) -> Facts | None:
-    """A folder of x86 vocabularies, in any of their forms."""
     files = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary")
     if not files.is_vocabulary(look.path):
         return None
@@ -141,7 +141,6 @@ USUAL = ("content", "body", "document", "raw_content", "code", "story")
 
 
 def empty(look: Look) -> Facts | None:
-    """A file without content."""
     return None if look.size else {"kind": "empty file", "what": "a file without content"}
 
 
@@ -185,7 +184,6 @@ def npz(look: Look) -> Facts | None:
 
 
 def npy(look: Look) -> Facts | None:
-    """A numpy array."""
     if not look.head.startswith(b"\x93NUMPY"):
         return None
     header = _array_header(io.BytesIO(look.head))
@@ -193,7 +191,6 @@ def npy(look: Look) -> Facts | None:
 
 
 def llmc(look: Look) -> Facts | None:
-    """A shard of llm.c: a header of 1,024 bytes, then tokens."""
     if len(look.head) < 1024 or int.from_bytes(look.head[:4], "little") not in LLMC:
         return None
     return {
@@ -206,7 +203,6 @@ def llmc(look: Look) -> Facts | None:
 
 
 def parquet(look: Look) -> Facts | None:
-    """A Parquet file: rows and columns, where pyarrow is installed."""
     if look.head[:4] != b"PAR1":
         return None
     facts: Facts = {"kind": "parquet", "what": "a Parquet file", "bytes": look.size}
@@ -233,7 +229,6 @@ def parquet(look: Look) -> Facts | None:
 
 
 def compressed(look: Look) -> Facts | None:
-    """A gzip or zstd stream, and the kind of its content."""
     inner, name = b"", ""
     if look.head[:2] == b"\x1f\x8b":
         name = "gzip"
@@ -268,7 +263,6 @@ def compressed(look: Look) -> Facts | None:
 
 
 def jsonl(look: Look) -> Facts | None:
-    """JSON Lines: the fields of the first record."""
     head = look.head.removeprefix(b"\xef\xbb\xbf").lstrip()
     line, newline, _ = head.partition(b"\n")
     named = bool({".jsonl", ".ndjson"} & {suffix.lower() for suffix in look.path.suffixes})
@@ -290,14 +284,17 @@ def jsonl(look: Look) -> Facts | None:
         "fields": {key: type(value).__name__ for key, value in record.items()},
         "first_record": shorten(record),
     }
-    strings = [name for name, kind in facts["fields"].items() if kind == "str"]
-    if strings:
+    seen = keys_of([record])
+    strings = [quoted(name) for name, kind in facts["fields"].items() if kind == "str"]
+    strings = strings or list(seen.texts)
+    if key := chat_key(seen):
+        facts["hint"] = CHATS.format(key)
+    elif strings:
         facts["next"] = f"tokmill build jsonl {look.quoted}{_field(strings)} {LEARN} -o STORE"
     return facts
 
 
 def block_vectors(look: Look) -> Facts | None:
-    """Basic block vectors, an interval a line."""
     begin = INTERVAL.match(look.head)
     if begin is None:
         return None
@@ -313,7 +310,6 @@ def block_vectors(look: Look) -> Facts | None:
 
 
 def text(look: Look) -> Facts | None:
-    """UTF-8 text."""
     if b"\x00" in look.head:
         return None
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +9,20 @@ from typing import Any
 
 import msgspec
 
-from tokmill.base.errors import TokmillError
+from tokmill.base.errors import TokmillError, shell_word
 from tokmill.base.files import address_of, machine_errors, read_file, reading
 from tokmill.base.headers import loads_toml, read_header
 from tokmill.base.progress import human_count
 from tokmill.builds.scan import in_words
 from tokmill.report.comparison.run_summaries import is_run, listing, read_run
-from tokmill.report.describe.foreign import FOREIGN, LOOSE, graph, vocabulary, vocabulary_folder
+from tokmill.report.describe.foreign import (
+    FOREIGN,
+    LOOSE,
+    graph,
+    program,
+    vocabulary,
+    vocabulary_folder,
+)
 from tokmill.report.describe.recogniser import ENTRIES, Facts, Look, Recogniser, open_look, shorten
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Overlay, Plan
@@ -28,7 +34,6 @@ from tokmill.text.jsonl import how_to_split
 
 
 def store(look: Look) -> Facts | None:
-    """A token store, complete or partial."""
     if not has_store_files(look.path):
         return None
     opened = Store(look.path)
@@ -66,7 +71,6 @@ def store(look: Look) -> Facts | None:
 
 
 def run(look: Look) -> Facts | None:
-    """The folder of a training."""
     if not is_run(look.path):
         return None
     summary = read_run(look.path)
@@ -97,7 +101,6 @@ def run(look: Look) -> Facts | None:
 
 
 def checkpoint(look: Look) -> Facts | None:
-    """A checkpoint of a run, or its final weights."""
     for name, what in (("state.json", "a checkpoint"), ("config.json", "the weights of a run")):
         if (look.path / "model.safetensors").exists() and (look.path / name).exists():
             state = layout.read_json(look.path / name, dict[str, Any])
@@ -141,7 +144,6 @@ LOGS = {
 
 
 def log(look: Look) -> Facts | None:
-    """A file of lines in a store or a run."""
     sibling, what = LOGS.get(look.path.name, ("", ""))
     if not sibling or not look.path.with_name(sibling).is_file():
         return None
@@ -153,7 +155,7 @@ def log(look: Look) -> Facts | None:
         "what": what,
         "bytes": look.size,
         "lines": lines,
-        "next": f"tokmill {command} {shlex.quote(str(look.path.parent))}",
+        "next": f"tokmill {command} {shell_word(look.path.parent)}",
     }
 
 
@@ -221,7 +223,7 @@ def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) ->
     if address := address_of(path):
         facts = store(Look(Store(address).path))
         assert facts is not None
-        return {**facts, "path": address, "next": f"tokmill train {shlex.quote(address)} -o RUN"}
+        return {**facts, "path": address, "next": f"tokmill train {shell_word(address)} -o RUN"}
     path = Path(path)
     if not path.exists():
         raise TokmillError(
@@ -260,7 +262,6 @@ def tokenizer_folder(look: Look) -> Facts | None:
 
 
 def tokenizer_in(folder: Path) -> Facts | None:
-    """Describe the tokenizer in a folder; None: there is none."""
     if (folder / "tokenizer.json").is_file():
         return tokenizer(open_look(folder / "tokenizer.json"))
     return None
@@ -318,11 +319,20 @@ def other_folder(look: Look) -> Facts:
             if kind == "parquet" and graph(open_look(look.path / first)):
                 how = f"x86 {look.quoted}"
             facts["next"] = f"tokmill build {how} -o STORE"
+        elif any(_is_program(look.path / name) for name in names[:10]):
+            facts["next"] = f"tokmill build x86 {look.quoted} -o STORE"
     return {**facts, **inside}
 
 
+def _is_program(path: Path) -> bool:
+    try:
+        facts = program(open_look(path)) if path.is_file() else None
+    except TokmillError:
+        return False
+    return bool(facts and "next" in facts)
+
+
 def tokenizer(look: Look) -> Facts | None:
-    """A tokenizer.json."""
     if not isinstance(look.json, dict) or not isinstance(look.json.get("model"), dict):
         return None
     model = look.json["model"]
@@ -353,7 +363,6 @@ def tokenizer(look: Look) -> Facts | None:
 
 
 def other_json(look: Look) -> Facts | None:
-    """JSON of another kind."""
     if look.json is None:
         if look.suffix != ".json":
             return None
@@ -379,7 +388,6 @@ def other_json(look: Look) -> Facts | None:
 
 
 def recipe(look: Look) -> Facts | None:
-    """A recipe, or other TOML."""
     if look.suffix != ".toml":
         return None
     facts: Facts = {"kind": "toml", "what": "TOML, but not a recipe", "bytes": look.size}

@@ -1,6 +1,5 @@
 """The structure and content of a pickle, read as data; none of its code is run."""
 
-import shlex
 from array import array
 from collections import Counter
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokmill.base.errors import MachineError, TokmillError
+from tokmill.base.errors import MachineError, TokmillError, shell_word
 from tokmill.base.files import machine_errors
 from tokmill.base.progress import Progress, human_count
 from tokmill.base.unpickle import Budget, Instance, Name, Pickle, array_of, type_name
@@ -100,8 +99,6 @@ def lengths_of_pickle(path: Path) -> tuple[str, Array]:
 
 
 class _Summary:
-    """Collects facts of a pickle, entry by entry."""
-
     def __init__(self) -> None:
         self.count = 0
         self.is_dict = False
@@ -149,7 +146,7 @@ class _Summary:
         facts: Facts = {}
         if self.programs:
             facts["functions"] = self.count
-            facts["next"] = f"tokmill cfg {shlex.quote(str(path))} -o GRAPHS"
+            facts["next"] = f"tokmill cfg {shell_word(path)} -o GRAPHS"
         elif self.counts:
             total = self.counts.total()
             facts |= {"tokens": self.count, "occurrences": total}
@@ -166,7 +163,7 @@ class _Summary:
                 "in": self.unit,
             }  # fmt: skip
             if self.unit == "tokens":
-                facts["next"] = f"tokmill build token-dicts {shlex.quote(str(path))} -o STORE"
+                facts["next"] = f"tokmill build token-dicts {shell_word(path)} -o STORE"
         if not self.counts:
             facts["structure"] = "\n".join(self.lines())
         return facts

@@ -1,11 +1,11 @@
 """The argument of recognisers, and helpers that several of them use."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tokmill.base.errors import shell_word
 from tokmill.base.files import reading
 from tokmill.base.headers import loads_json
 
@@ -36,7 +36,7 @@ class Look:
 
     @property
     def quoted(self) -> str:
-        return shlex.quote(str(self.path))
+        return shell_word(self.path)
 
     @property
     def suffix(self) -> str:

@@ -147,8 +147,6 @@ class Reader:
 
 
 class _TokenList(msgspec.Struct):
-    """The part of a vocabulary's file that lists tokens by id."""
-
     tokens: list[str]
 
 

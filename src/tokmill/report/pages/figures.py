@@ -315,7 +315,6 @@ def make(kind: str, paths: Sequence[Path], column: str = "", vectors: str = "") 
 
 
 def refuse(kind: str, **options: Any) -> None:
-    """Refuse options that have no effect on a figure."""
     for name, value in options.items():
         if value:
             raise UsageError(f"the figure {kind} takes no {name}", hint=f"leave out --{name}")

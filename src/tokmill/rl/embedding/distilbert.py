@@ -63,7 +63,6 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
         )
 
     def unused(self) -> dict[str, str]:
-        """Return the keys that are set and change nothing: name → why."""
         keys = super().unused()
         if self.tokens == "fields":
             if self.vocab_size:

@@ -75,7 +75,6 @@ def take_encoder(embedding: Embedding, place: Path) -> list[str]:
 
 
 def check_tokens(run: Path, size: int, expected: int) -> None:
-    """Refuse a run whose ids are not those of `field_tokens`."""
     file = run / VOCAB / TOKENS
     names = None
     if file.is_file():
@@ -94,7 +93,6 @@ def check_tokens(run: Path, size: int, expected: int) -> None:
 
 
 def check_config(pretrained: EncoderConfig, config: EncoderConfig, place: Path) -> None:
-    """Refuse an encoder whose weights mean something else."""
     pairs = {
         key: (value, getattr(config, key))
         for key, value in msgspec.structs.asdict(pretrained).items()

@@ -170,7 +170,6 @@ class TokenizersEncoder:
                 )
 
     def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """Encode texts; see `BatchEncoder`."""
         texts = list(texts)
         if any(len(text) > _LONG for text in texts) and self.cuts[1] is not None:
             return self._in_parts(texts)
@@ -189,7 +188,6 @@ class TokenizersEncoder:
 
     @functools.cached_property
     def cuts(self) -> tuple[dict[str, int], re.Pattern[str] | None]:
-        """Where a text may be cut; see `places_to_cut`."""
         return places_to_cut(self._data)
 
     def _in_parts(self, texts: list[str]) -> tuple[Array, Array]:
@@ -250,7 +248,6 @@ class TokenizersEncoder:
         return False
 
     def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
-        """Encode texts in one buffer; see `BatchEncoder`. Makes a string for each."""
         view = memoryview(np.ascontiguousarray(data).data)
         places = offsets.tolist()
         return self(
@@ -285,11 +282,9 @@ class GigatokenEncoder:
             return self._library.Tokenizer.from_json(self._json)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        """Encode texts; see `BatchEncoder`."""
         return self.encode_utf8(*utf8_buffer(texts))
 
     def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
-        """Encode texts in one buffer; see `BatchEncoder`."""
         if len(offsets) < 2:
             return np.zeros(0, np.uint32), np.zeros(0, np.int64)
         ids, lengths = self._encode(data, offsets)

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-import shlex
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -15,7 +14,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.children.child import Limits
 from tokmill.base.children.child_calls import ChildDied, ChildError, call
-from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest
+from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest, shell_word
 from tokmill.base.files import (
     machine_errors,
     make_folder,
@@ -326,7 +325,7 @@ def check_learned(folder: Path) -> None:
     path, note = folder / "tokenizer.json", folder / LEARNED
     if not path.exists():
         return
-    use = f"--tokenizer {shlex.quote(str(path))}"
+    use = f"--tokenizer {shell_word(path)}"
     try:
         wanted = read_note(folder).sha256 if note.exists() else None
     except TokmillError as error:

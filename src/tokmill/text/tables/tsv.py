@@ -291,7 +291,6 @@ class TsvSource(DocumentSource):
 
 
 def check(config: TsvConfig) -> None:
-    """Refuse options that make no records."""
     if len(config.sentences) > 2:
         raise UsageError(
             f"a record has one or two sentences, and {len(config.sentences)} columns are named",

@@ -5,7 +5,6 @@ recipe, or `--set lr=1e-3`, is `optim.lr`; `n_layer` is `model.layers`; `seed` i
 and `run.seed`.
 """
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base import recipe as recipes
-from tokmill.base.errors import TokmillError, UsageError, nearest
+from tokmill.base.errors import TokmillError, UsageError, nearest, shell_word
 from tokmill.base.files import address_of
 from tokmill.base.inflate import MAGIC
 from tokmill.store.manifest import read_json
@@ -127,7 +126,7 @@ def read_file(path: Path) -> dict[str, Any]:
         raise UsageError(
             "this is neither a recipe nor a store",
             where=str(path),
-            hint=f"`tokmill build {kind} {shlex.quote(str(path))} -o STORE` first, "
+            hint=f"`tokmill build {kind} {shell_word(path)} -o STORE` first, "
             "then `tokmill train STORE -o RUN`",
         )
     value = recipes.read_toml(path)

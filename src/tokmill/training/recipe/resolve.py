@@ -4,7 +4,6 @@ Simple mistakes are found before torch is imported, so that their errors come at
 """
 
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base import recipe as recipes
-from tokmill.base.errors import TokmillError, UsageError, check_name
+from tokmill.base.errors import TokmillError, UsageError, check_name, shell_word
 from tokmill.base.files import address_of, place_of
 from tokmill.base.progress import parse_seconds
 from tokmill.base.recipe import merge

@@ -12,7 +12,6 @@ RUN/
 
 import contextlib
 import secrets
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 
 from tokmill import plugins
-from tokmill.base.errors import MachineError, MissingExtraError, TokmillError
+from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, shell_word
 from tokmill.base.files import inside, make_folder, new_folder, read_file, write_file
 from tokmill.base.locks import locked
 from tokmill.base.progress import human_metric
@@ -158,7 +157,7 @@ def is_weights_alone(out: Path) -> bool:
 
 
 def start_command(out: Path) -> str:
-    return f"tokmill train STORE --from {shlex.quote(str(out))} -o NEW"
+    return f"tokmill train STORE --from {shell_word(out)} -o NEW"
 
 
 def check_resume(recipe: Mapping[str, Any], config: TrainConfig, done: int, out: object) -> None:
@@ -176,7 +175,7 @@ def check_resume(recipe: Mapping[str, Any], config: TrainConfig, done: int, out:
         "the recipe is not the one that the run began with: "
         + "; ".join(f"{key}: {values}" for key, values in changed.items()),
         where=str(out),
-        hint=f"{hint}; `--from {shlex.quote(str(out))} -o NEW` begins a run with its weights",
+        hint=f"{hint}; `--from {shell_word(str(out))} -o NEW` begins a run with its weights",
     )
 
 
