@@ -87,7 +87,7 @@ def resolve(
         raise UsageError(
             "there is neither a recipe nor a store, and no run to continue",
             where=str(out),
-            hint=f"begin one: tokmill train STORE -o {shlex.quote(str(out))}",
+            hint=f"begin one: tokmill train STORE -o {shell_word(out)}",
         )
     read = [(file, read_settings(Path(file))) for file in files]
     # Those of DeepSpeed come last: they count rows, whose length the others say.
