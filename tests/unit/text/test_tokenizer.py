@@ -368,3 +368,10 @@ def test_parts_of_a_text_have_the_ids_of_the_whole(change: dict[str, Any]) -> No
     for step in (1, 5, 30):
         parts = [text[start : start + step] for start in range(0, len(text), step)]
         assert list(tokenizer.encode_iterable(parts)) == ids
+
+
+def test_the_tokenizer_beside_a_wrong_path_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(TokmillError, match="no such tokenizer") as error:
+        Tokenizer.from_file(tmp_path / "tokenizer")
+    assert str(tmp_path / "tokenizer.json") in error.value.hint

@@ -156,7 +156,7 @@ def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> N
         [
             [
                 row["module"],
-                f"{row['best']['baseline_milliseconds']:.3f}",
+                f"{row['best']['baseline_milliseconds']:.5g}",
                 iree_cell(row),
                 _gain(row["zero_shot"]),
                 _gain(row["best"]),

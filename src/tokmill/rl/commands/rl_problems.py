@@ -185,8 +185,8 @@ def print_results(results: list[dict[str, Any]]) -> None:
         [
             [
                 one["module"],
-                f"{one['milliseconds']:.3f}",
-                f"{one['baseline_milliseconds']:.3f}",
+                f"{one['milliseconds']:.5g}",
+                f"{one['baseline_milliseconds']:.5g}",
                 iree_cell(one),
                 f"{one['speedup']:.2f}" if one["status"] == "ok" else one["status"],
                 f"{one['noise']:.1%}",
@@ -200,7 +200,7 @@ def print_results(results: list[dict[str, Any]]) -> None:
 
 def iree_cell(row: dict[str, Any]) -> str:
     """Return the time by IREE's default, or why there is none."""
-    return f"{row[IREE]:.3f}" if math.isfinite(row[IREE]) else str(row["iree_status"])
+    return f"{row[IREE]:.5g}" if math.isfinite(row[IREE]) else str(row["iree_status"])
 
 
 def say_what_is_faster(rows: list[dict[str, Any]]) -> None:

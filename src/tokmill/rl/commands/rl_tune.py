@@ -200,7 +200,7 @@ def _print(result: Any, line: str, as_json: bool) -> None:
         [
             [
                 one.way.name,
-                f"{one.nanoseconds / 1e6:.3f}",
+                f"{one.nanoseconds / 1e6:.5g}",
                 f"{default.nanoseconds / one.nanoseconds:.2f}"
                 if one.status == "ok"
                 else one.status,
@@ -210,7 +210,7 @@ def _print(result: Any, line: str, as_json: bool) -> None:
     )
     if best is default:
         say(
-            f"nothing is faster than IREE's default, {default.nanoseconds / 1e6:.3f} ms, by more "
+            f"nothing is faster than IREE's default, {default.nanoseconds / 1e6:.5g} ms, by more "
             f"than the noise of {default.noise:.1%}"
         )
         return

@@ -240,10 +240,13 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
         carried = path / "vocab" / "tokenizer.json"
         path = carried if carried.exists() else _in_folder(path)
     if not path.exists():
+        near = path.with_name("tokenizer.json")
         raise TokmillError(
             "there is no such tokenizer file",
             where=str(path),
-            hint=f"give {tokenizer_json.FORMATS} file; one of the Hugging Face Hub is fetched by "
+            hint=f"did you mean {near}?"
+            if near.is_file()
+            else f"give {tokenizer_json.FORMATS} file; one of the Hugging Face Hub is fetched by "
             "`hf download ORGANISATION/MODEL tokenizer.json --local-dir FOLDER`",
         )
     raw = read_file(path)
