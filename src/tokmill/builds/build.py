@@ -106,18 +106,18 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         "wait for it, or choose another folder",
         wait=PART_WAIT if how.part else 0,
     )
-    with contextlib.ExitStack() as resources:
-        resources.enter_context(new_folder(out))
-        resources.enter_context(lock)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(new_folder(out))
+        stack.enter_context(lock)
         if how.fresh:
             clear(out)
         if how.part is None:
-            resources.enter_context(given_up(out))
+            stack.enter_context(given_up(out))
         place_plan(out, prepared, how)
         if how.part is not None:
             # Parts on other machines make shards at the same time; only planning and finishing
             # need the lock.
-            resources.close()
+            stack.close()
         return carry_out(out, prepared, how)
 
 

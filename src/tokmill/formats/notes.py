@@ -232,8 +232,8 @@ def find_notes(path: Path) -> list[Path]:
 
 def _names(note: Path, name: str) -> bool:
     try:
-        files = read_checked(note, Note)
-        return name in {file.name for file in files.files}
+        content = read_checked(note, Note)
+        return name in {file.name for file in content.files}
     except TokmillError:
         return note.name == f".{name}{SUFFIX}"
 

@@ -213,7 +213,7 @@ class Remote:
             try:
                 remove_leftovers(path.parent, path.name)
                 if not self._is_good(path, entry):
-                    free_space(entry.bytes)
+                    evict_shards(entry.bytes)
                     fetch_shard(self.address, path, entry)
                     self._checked[entry.name] = stamp(path.stat())[:3]
             finally:
@@ -289,7 +289,7 @@ class Remote:
         return self._path(entry).exists()
 
 
-def free_space(size: int) -> None:
+def evict_shards(size: int) -> None:
     """Remove the shards of the cache that were opened longest ago, until there is room.
 
     What a process has mapped stays readable for it. What other processes are fetching may exceed

@@ -120,13 +120,13 @@ class Breakdown:
         for name, score in scores.items():
             loss = score.loss.double().cpu().numpy()[learned]
             hits = score.right.cpu().numpy()[learned]
-            unigram = np.zeros(len(loss))
+            baseline_loss = np.zeros(len(loss))
             if self.unigram:
                 here = targets[name][learned]
-                unigram = np.where(here >= 0, self.unigram[name][here], 0)
+                baseline_loss = np.where(here >= 0, self.unigram[name][here], 0)
             sums = self.columns.setdefault(name, np.zeros(3))
-            sums += loss.sum(), unigram.sum(), np.count_nonzero(hits)
-            total, baseline, right = total + loss, baseline + unigram, right & hits
+            sums += loss.sum(), baseline_loss.sum(), np.count_nonzero(hits)
+            total, baseline, right = total + loss, baseline + baseline_loss, right & hits
         self.tokens += len(total)
         self.right += int(np.count_nonzero(right))
         group = targets[GROUP][learned]

@@ -193,7 +193,7 @@ def train(
 def own(
     out: Path, config: TrainConfig, engine: Engine, stop: Stop, locks: ExitStack
 ) -> Owner | None:
-    """Own the run at `run.push` while `held` is open, and fetch what is newer there.
+    """Own the run at `run.push` while `locks` is open, and fetch what is newer there.
 
     Only the first process gets the owner.
     """
@@ -365,8 +365,8 @@ class Session:
         if self.saved != self.state.step:
             self.state.seconds = self.meter.seconds
             with self.meter.aside():
-                keep, kept = self.config.run.keep, self.pusher.held()
-                new = save_checkpoint(self.out, self.engine, self.state, keep, self.task, kept)
+                keep, spared = self.config.run.keep, self.pusher.held()
+                new = save_checkpoint(self.out, self.engine, self.state, keep, self.task, spared)
                 self.pusher.push(new)
             self.saved = self.state.step
 

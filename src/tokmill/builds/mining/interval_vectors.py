@@ -254,11 +254,11 @@ def search(
     `key` (uint64) draws one of them.
     """
     result = Found(np.full(len(anchor), -1), np.zeros(len(anchor), bool))
-    for some, _, members, cosine in compared(programs, units, anchor):
-        under = allowed(anchor[some], members) & (cosine < high[some, None] * UNIT**2)
-        good = under & (cosine > low[some, None] * UNIT**2)
+    for some, _, members, products in compared(programs, units, anchor):
+        under = allowed(anchor[some], members) & (products < high[some, None] * UNIT**2)
+        good = under & (products > low[some, None] * UNIT**2)
         result.below[some] = ~good.any(axis=1) & under.any(axis=1)
-        nearest = members[np.where(under, cosine, -np.inf).argmax(axis=1)]
+        nearest = members[np.where(under, products, -np.inf).argmax(axis=1)]
         drawn_one = drawn_of(good, members, key[some])
         result.record[some] = np.where(result.below[some], nearest, drawn_one)
     return result
@@ -279,15 +279,15 @@ def near_ones(
     Returns (record or -1, int64 (n,); cosine of the last of the nearest, float64 (n,)).
     """
     near, last = np.full(len(anchor), -1), np.full(len(anchor), 2.0)
-    for some, own, members, cosine in compared(programs, units, anchor):
-        cosine[np.arange(len(own)), own] = -2 * UNIT**2
+    for some, own, members, products in compared(programs, units, anchor):
+        products[np.arange(len(own)), own] = -2 * UNIT**2
         # Whole numbers; of equally near records the first ones.
         n = len(members)
-        order = np.arange(n) - cosine.astype(np.int64) * n
+        order = np.arange(n) - products.astype(np.int64) * n
         nearest = np.argpartition(order, min(count, n) - 1, axis=1)[:, :count]
         sorting = np.argsort(np.take_along_axis(order, nearest, axis=1), axis=1)
         nearest = np.take_along_axis(nearest, sorting, axis=1)
-        their = np.take_along_axis(cosine, nearest, axis=1)
+        their = np.take_along_axis(products, nearest, axis=1)
         good = np.take_along_axis(allowed(anchor[some], members), nearest, axis=1)
         good &= their > low[some, None] * UNIT**2
         near[some] = drawn_of(good, members[nearest], key[some])

@@ -60,7 +60,7 @@ def read_config(config: Mapping[str, Any], where: str) -> tuple[Public, Transfor
     if quantized := config.get("quantization_config"):
         raise unlike("quantization_config", quantized, where, family.kind)
     kind = plugins.load(plugins.MODELS, family.kind).Config
-    names = {other: key for key, ours in family.same.items() if (other := OTHER_NAMES.get(ours))}
+    names = {other: key for key, name in family.same.items() if (other := OTHER_NAMES.get(name))}
     for other, key in names.items():
         if other in config and config[other] != config.get(key, config[other]):
             raise unlike(f"{key}, {other}", (config[key], config[other]), where, family.kind)

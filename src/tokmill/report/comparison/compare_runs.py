@@ -219,12 +219,12 @@ def seeds_together(
 
 def common_name(numbers: Sequence[int], names: Sequence[str]) -> str:
     """Return a name for some names: their prefix and "…", if no other name has this prefix."""
-    group = [names[number] for number in numbers]
-    if len(group) == 1:
-        return group[0]
-    prefix = os.path.commonprefix(group)
-    alone = sum(name.startswith(prefix) for name in names) == len(group)
-    return f"{prefix}…" if prefix and alone else f"{group[0]}, …"
+    own_names = [names[number] for number in numbers]
+    if len(own_names) == 1:
+        return own_names[0]
+    prefix = os.path.commonprefix(own_names)
+    alone = sum(name.startswith(prefix) for name in names) == len(own_names)
+    return f"{prefix}…" if prefix and alone else f"{own_names[0]}, …"
 
 
 def mark_best(groups: Sequence[Group], higher: bool, comparable: bool) -> list[Group]:

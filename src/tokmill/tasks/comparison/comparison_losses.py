@@ -274,7 +274,7 @@ def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[st
 def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str, Array]:
     """Return values of the rows of a batch, with `role`, `record` and `group`.
 
-    All int64, as `likeness.relations` wants them. Columns that begin with `negative` name negatives
+    All int64, as `relations` wants them. Columns that begin with `negative` name negatives
     of their entry, others alike records; the first one is the anchor. Without such columns and
     without a `role` all rows of an entry are alike (rows of key columns, or of a column with a
     value per token).

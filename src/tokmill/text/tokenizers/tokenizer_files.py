@@ -45,8 +45,8 @@ def read_vocab_txt(raw: bytes, path: Path, settings: Mapping[str, Any]) -> dict[
     """Return the content of a tokenizer.json for a `vocab.txt`: a token per line, the line its id.
 
     The file does not state whether text is converted to lower case. A `tokenizer_config.json`
-    beside it does (`said`); without it, capital letters are kept if the vocabulary has some. If a
-    token occurs twice, its last line is its id, as in BERT's own reader.
+    beside it does (`settings`); without it, capital letters are kept if the vocabulary has some.
+    If a token occurs twice, its last line is its id, as in BERT's own reader.
     """
     vocab = {token: number for number, token in enumerate(vocab_lines(raw, path)) if token}
     if "[UNK]" not in vocab:

@@ -56,10 +56,10 @@ FILES = re.compile(
 """Names of the files of a run that lie at its address besides checkpoints."""
 
 
-def _another(address: str, run_there: bytes, out: Path, why: str = "") -> TokmillError:
-    run_here = f" ({run_id(out)[:12]})" if run_id(out) else ""
-    name = run_there.decode(errors="replace").strip()[:12]
-    what = f"another run ({name}) than that of {out}{run_here} is at the address{why}"
+def _another(address: str, id_there: bytes, out: Path, why: str = "") -> TokmillError:
+    own_id = f" ({run_id(out)[:12]})" if run_id(out) else ""
+    name = id_there.decode(errors="replace").strip()[:12]
+    what = f"another run ({name}) than that of {out}{own_id} is at the address{why}"
     return TokmillError(what, where=address, hint=ANOTHER)
 
 
