@@ -155,7 +155,9 @@ def with_kind(words: list[str]) -> list[str]:
             where=words[0],
             hint=f"what can be done with it: {facts['next']}"
             if "next" in facts
-            else "name one: tokmill build KIND INPUT… (`tokmill build --help` lists them)",
+            else facts.get(
+                "hint", "name one: tokmill build KIND INPUT… (`tokmill build --help` lists them)"
+            ),
         )
     say(f"note: {words[0]} is {facts['what']}: `tokmill build {kind[1]}`")
     return [kind[1], *words]

@@ -210,7 +210,7 @@ def _records(
     store = Store(path, overlays)
     reader = Reader(store)
     if reader.talk:
-        say(reader.talk)
+        say(*reader.talk.splitlines())
     unknown: Counter[str] = Counter()
     numbers = matching(store, where, unknown)
     shown = [reader.show(n, None if whole else 400) for n in itertools.islice(numbers, most)]

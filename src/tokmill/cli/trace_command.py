@@ -128,7 +128,7 @@ def _print_step(facts: Mapping[str, Any], shows: Any) -> None:
     from tokmill.report.describe.traced_steps import origin, preview
 
     for talk in {reader.talk for reader in shows.readers.values()} - {""}:
-        say(talk)
+        say(*talk.splitlines())
     state = "done" if facts["done"] else "to come"
     processes = human_count(facts["processes"], "process", "processes")
     print(

@@ -220,6 +220,13 @@ def test_text_that_is_deeper_in_a_line_is_found(
     assert words in found[key] and not {"next", "hint"} - {key} & found.keys()
 
 
+def test_a_text_beside_a_chat_is_built(tmp_path: Path) -> None:
+    record = {"text": "x", "conversations": [{"from": "human", "value": "x"}]}
+    (tmp_path / "x.jsonl").write_text(json.dumps(record) + "\n")
+    facts = describe(tmp_path / "x.jsonl")
+    assert "tokmill build jsonl" in facts["next"] and "docs/chats.md" in facts["hint"]
+
+
 def test_a_folder_of_programs_says_what_builds_from_it(tmp_path: Path) -> None:
     programs = pytest.importorskip("tokmill.x86.image.program")
     shutil.copy("/bin/true", tmp_path / "first")

@@ -286,10 +286,10 @@ def jsonl(look: Look) -> Facts | None:
     }
     seen = keys_of([record])
     strings = [quoted(name) for name, kind in facts["fields"].items() if kind == "str"]
-    strings = strings or list(seen.texts)
     if key := chat_key(seen):
         facts["hint"] = CHATS.format(key)
-    elif strings:
+        strings = [name for name in strings if name in USUAL or name in ("title", "text")]
+    if strings := strings or ([] if key else list(seen.texts)):
         facts["next"] = f"tokmill build jsonl {look.quoted}{_field(strings)} {LEARN} -o STORE"
     return facts
 
