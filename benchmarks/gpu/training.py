@@ -256,8 +256,9 @@ def main(folder: Path, nano: str = "") -> None:
         if "error" in found:
             print("\n".join(found["error"]), flush=True)
             continue
+        kind = setting["kind"] if setting.get("fla", True) else "rwkv7, chunked"
         print(
-            f"| {program} | {setting['kind']}{'' if setting.get('fla', True) else ', chunked'} | {'yes' if setting['compile'] else 'no'} | "
+            f"| {program} | {kind} | {'yes' if setting['compile'] else 'no'} | "
             f"{found['rate']:,.0f} | {found['mfu']:.2f} | {found['gib']:.1f} | "
             f"{found['loss']:.3f} |",
             flush=True,
