@@ -166,22 +166,26 @@ def main(arguments: list[str] | None = None) -> int:
         if isinstance(error, UnicodeEncodeError) and odd:
             _complain(f"{odd[0]} is not UTF-8\nhint: only names of files may hold other bytes")
             sys.exit(2)
-        with tempfile.NamedTemporaryFile(
-            "w",
-            prefix="tokmill-bug-",
-            suffix=".txt",
-            delete=False,
-            encoding="utf-8",
-            errors="backslashreplace",
-        ) as handle:
-            handle.write(" ".join(sys.argv) + "\n\n" + traceback.format_exc())
-        # Names of files in it may not be UTF-8 (`_complain` escapes them).
-        last = traceback.format_exc().strip().splitlines()[-1]
-        _complain(
-            f"this is a bug in tokmill: {last}\nhint: please report it with the file {handle.name}"
-        )
+        _report_bug()
         code = 70
     sys.exit(code)
+
+
+def _report_bug() -> None:
+    with tempfile.NamedTemporaryFile(
+        "w",
+        prefix="tokmill-bug-",
+        suffix=".txt",
+        delete=False,
+        encoding="utf-8",
+        errors="backslashreplace",
+    ) as handle:
+        handle.write(" ".join(sys.argv) + "\n\n" + traceback.format_exc())
+    # Names of files in it may not be UTF-8 (`_complain` escapes them).
+    last = traceback.format_exc().strip().splitlines()[-1]
+    _complain(
+        f"this is a bug in tokmill: {last}\nhint: please report it with the file {handle.name}"
+    )
 
 
 def entry() -> None:

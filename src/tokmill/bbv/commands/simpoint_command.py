@@ -76,6 +76,8 @@ Dimensions = Annotated[
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")]
 
+SUFFIXES = (".simpoints", ".weights")
+
 
 def simpoint(
     traces: Traces,
@@ -122,11 +124,7 @@ def simpoint(
             hint="give -o DIR; or --cpi FILE, to see how good they are without keeping them",
         )
     if out is not None:
-        outputs = {
-            f"-o {name}{end}": inside(out, name + end)
-            for name in names
-            for end in (".simpoints", ".weights")
-        }
+        outputs = {f"-o {n}{end}": inside(out, n + end) for n in names for end in SUFFIXES}
         inputs = [path for paths in inputs_of.values() for path in paths if path] + list(traces)
         check_outputs(outputs, inputs)
     reports = []

@@ -108,12 +108,10 @@ def train(
     inputs = with_lists(inputs, files_from)
     specials = [] if no_special else special or ["<|endoftext|>"]
     path = Path(out) / "tokenizer.json" if Path(out).is_dir() or not Path(out).suffix else Path(out)
-    begun = time.monotonic()
-    kind = kind or _kind(inputs)
+    begun, kind = time.monotonic(), kind or _kind(inputs)
     with writing(path):
         check_beside(path)
-        documents = iter_documents(inputs, kind, _options(kind, set_, field))
-        seen = Seen(chain.from_iterable(documents))
+        seen = Seen(chain.from_iterable(iter_documents(inputs, kind, _options(kind, set_, field))))
         if model == "wordpiece":
             tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased)
         else:
@@ -121,7 +119,15 @@ def train(
                 seen, vocab_size, specials, pattern=pattern, tie_break=tie_break, engine=engine
             )
         tokenizer.save(path)
-    facts: dict[str, Any] = {
+    say(
+        f"{human_count(seen.records, 'record')}, {human_count(seen.characters, 'character')}, "
+        f"{human_time(time.monotonic() - begun)}"
+    )
+    say_not_reached(tokenizer.size, vocab_size)
+    if not as_json:
+        print_line(str(path))
+        return
+    facts = {
         "tokenizer": str(path),
         "size": tokenizer.size,
         "asked": vocab_size,
@@ -130,15 +136,7 @@ def train(
         "records": seen.records,
         "characters": seen.characters,
     }
-    say(
-        f"{human_count(seen.records, 'record')}, {human_count(seen.characters, 'character')}, "
-        f"{human_time(time.monotonic() - begun)}"
-    )
-    say_not_reached(tokenizer.size, vocab_size)
-    if as_json:
-        print_json(facts)
-    else:
-        print_line(str(path))
+    print_json(facts)
 
 
 @app.command()

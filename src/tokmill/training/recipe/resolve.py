@@ -69,8 +69,7 @@ def resolve(
         recipe: a file, the name of a shipped recipe, the folder of a store, or nested dicts.
             A file of settings in JSON stands for the recipe that it says it is for.
         out: the folder of the run; where one is, its recipe and its stores are the default.
-        options: nested dicts that win over the recipe; under `SETTINGS` files of settings in
-            JSON, which win over the recipe alone.
+        options: nested dicts that win; JSON files under `SETTINGS` win over the recipe alone.
         world: processes that share a step; settings of DeepSpeed say the batch of one of them.
     """
     # 1. Read the recipe, and the settings over it.
@@ -89,8 +88,8 @@ def resolve(
             where=str(out),
             hint=f"begin one: tokmill train STORE -o {shell_word(out)}",
         )
-    read = [(file, read_settings(Path(file))) for file in files]
     # Those of DeepSpeed come last: they count rows, whose length the others say.
+    read = ((file, read_settings(Path(file))) for file in files)
     by_file = dict(sorted(read, key=lambda one: is_of_deepspeed(one[1])))
     # A store, or nothing, says no kind of model.
     if by_file and not isinstance(recipe, Mapping) and value.keys() <= {"data"}:
@@ -101,10 +100,7 @@ def resolve(
     layers = with_settings(value, where, by_file, options, world)
     value = over(layers[-1][0], options, where)
     # 3. Make places absolute: a run may be continued from elsewhere.
-    value = {
-        name: absolute(table, PLACES.get(name, ())) if isinstance(table, Mapping) else table
-        for name, table in value.items()
-    }
+    value = {name: absolute(name, table) for name, table in value.items()}
     # 4. Fill in what is missing from the run to start from, or to resume.
     value = with_most_steps(with_stores(merge(start_tables(value), value), before))
     # 5. Check what needs no torch, then the folders, then the keys of each kind.
@@ -213,14 +209,17 @@ def with_stores(value: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str
     return {**value, "data": {**data, **kept}}
 
 
-def absolute(table: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Return a table with the paths of some keys made absolute; they are one path or a list."""
+def absolute(name: str, table: Any) -> Any:
+    """Return a table of the recipe with its paths made absolute; a key has one path or a list."""
+    if not isinstance(table, Mapping):
+        return table
 
     def made(value: Any) -> Any:
         if isinstance(value, list | tuple):
             return [made(one) for one in value]
         return place_of(value) if isinstance(value, str) and value else value
 
+    keys = PLACES.get(name, ())
     return {key: made(value) if key in keys else value for key, value in table.items()}
 
 

@@ -318,7 +318,7 @@ def set_aside(path: Path, why: str) -> Path:
 
 TENSORS = (MODEL, OPTIMIZER)
 SUFFIX = ".safetensors"
-"""Of files of tensors, whose digest is their checksum."""
+"""Ending of files of tensors, whose digest is their checksum."""
 
 
 def check_shared(run: Path, engine: Engine, wait: float = 5.0) -> None:
