@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 from collections import Counter
@@ -34,6 +35,13 @@ def test_the_size_of_src() -> None:
     assert not {folder: count for folder, count in folders.items() if count > 15}
     names = Counter(path.name for path in sources if path.name != "__init__.py")
     assert not {name: count for name, count in names.items() if count > 1}
+    functions = {
+        f"{path.name}: {node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for path in sources
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef)
+    }
+    assert not {name: lines for name, lines in functions.items() if lines > 60}
 
 
 def tracked() -> Iterator[Path]:
