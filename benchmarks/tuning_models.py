@@ -3,8 +3,9 @@
     python benchmarks/tuning_models.py CACHE [MINUTES [NAME...]]
 
 ResNet-18, MobileNetV2 and a small GPT-2 with random weights are written as ONNX to CACHE/mlir, and
-tuned in MINUTES each (6): the command times all sets of flags and layouts in turns. Then torch runs
-in a fresh process on one thread; CPU time, the least of the rounds.
+tuned in MINUTES each (6): the command times all sets of flags and layouts in turns, and then
+onnxruntime and OpenVINO beside IREE's default. Then torch runs in a fresh process on one thread.
+CPU time, the least of the rounds.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ def tuned(name: str, folder: Path, minutes: float) -> dict[str, Any]:
 
 def table(rows: list[tuple[str, dict[str, Any], float]]) -> list[str]:
     """Return rows of times in ms."""
-    names = list(dict.fromkeys(one["name"] for _, told, _ in rows for one in told["tried"]))
+    timed = [told["tried"] + told["engines"] for _, told, _ in rows]
+    names = list(dict.fromkeys(one["name"] for row in timed for one in row))
     cells = []
-    for name, told, torch in rows:
-        times = {one["name"]: one["milliseconds"] for one in told["tried"] if one["status"] == "ok"}
+    for (name, told, torch), row in zip(rows, timed, strict=True):
+        times = {one["name"]: one["milliseconds"] for one in row if one["status"] == "ok"}
         ours = [f"{times[one]:.2f}" if one in times else "–" for one in names]
         gain = told["default_milliseconds"] / told["milliseconds"]
         cells.append([name, *ours, f"{torch:.2f}", told["best"], f"{gain:.2f}"])

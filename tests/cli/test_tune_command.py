@@ -57,6 +57,10 @@ def test_a_model_is_tuned_and_the_printed_line_compiles_it(tmp_path: Path, here:
     assert {one["status"] for one in told["tried"]} == {"ok"}
     assert told["milliseconds"] <= told["default_milliseconds"]
     assert told["other_input_difference"] > told["allowed_error"]
+    assert [(one["name"], one["status"]) for one in told["engines"]] == [
+        ("onnxruntime", "ok"),
+        ("openvino", "ok"),
+    ]
     compiles(told["compile"], tmp_path)
     assert sorted(path.name for path in tmp_path.glob("some*")) == [
         "some.model.irpa", "some.model.mlir",
@@ -113,7 +117,8 @@ def shown(best: int, moved: float, capsys: Any) -> str:
               moved=moved)
         for name, ns in (("default", 1e6), ("O3", 5e5))
     ]  # fmt: skip
-    rl_tune._print(Tuned(tried=tried, best=tried[best], module=""), "iree-compile", False)
+    result = Tuned(tried=tried, best=tried[best], module="", engines=[])
+    rl_tune._print(result, "iree-compile", False)
     said: str = capsys.readouterr().err
     return said
 

@@ -98,7 +98,10 @@ def test_programs_of_iree_run_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path
     for path in paths:
         path.write_bytes(compiler.compiled(PRODUCT.text))
     monkeypatch.setattr(executor, "LEAST_SECONDS", 0.0)
-    asked = request_of(PRODUCT, "") | {"paths": list(map(str, paths)), "parameters": ""}
+    asked = request_of(PRODUCT, "") | {
+        "programs": [("iree", str(path)) for path in paths],
+        "parameters": "",
+    }
     assert [len(one["times"]) for one in executor.race(asked)] == [4, 4, 4]
     assert len(set(ran)) == 3 and ran == ran[:3] * 5
     # Short ones are compared for some time, however few rounds are asked for.

@@ -36,7 +36,7 @@ def dying(bad: str) -> Any:
                 raise died(-11)
             Path(request["path"]).write_text(" ".join(request["flags"]))
             return {}
-        flags = [Path(path).read_text() for path in request["paths"]]
+        flags = [Path(path).read_text() for _, path in request["programs"]]
         if bad == "run" and any("data-tiling" in one for one in flags):
             raise died(-11)
         return [
@@ -69,6 +69,28 @@ def test_a_candidate_that_ends_the_compiler_has_failed_and_is_named(
     found = tune.tune(PRODUCT, until=time.monotonic() + 60)
     assert [one.status for one in found.tried] == statuses
     assert found.best.way.name == best
+
+
+def test_an_engine_that_fails_is_named_and_is_never_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = dying("")
+
+    def with_engines(request: dict[str, Any], until: float) -> Any:
+        name = request["programs"][-1][0] if request["ask"] == "race" else "iree"
+        if name == "openvino":
+            raise died(-11)
+        if name == "onnxruntime":
+            return [
+                {"times": [one], "error": 0.0, "allowed": 1.0, "moved": 9.0} for one in (2, 0.1)
+            ]
+        return ask(request, until)
+
+    monkeypatch.setattr(tune, "_ask", with_engines)
+    found = tune.tune(PRODUCT, until=time.monotonic() + 60, onnx=tmp_path / "model.onnx")
+    assert [one.status for one in found.engines] == ["ok", CRASHED]
+    assert found.engines[0].nanoseconds == 0.1
+    assert found.best.way.name == "O3"
 
 
 def test_a_default_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +139,12 @@ def test_results_that_differ_are_wrong(tmp_path: Path) -> None:
         paths.append(tmp_path / f"{number}.vmfb")
         request = {"module": problem.of_line(line).text, "flags": []}
         executor.compiled(request | {"path": str(paths[-1])})
-    request = {"paths": list(map(str, paths)), "module": "", "parameters": "", "runs": 1}
+    request = {
+        "programs": [("iree", str(path)) for path in paths],
+        "module": "",
+        "parameters": "",
+        "runs": 1,
+    }
     same, other = executor.race(request | {"seed": 0, "length": 16})
     assert same["error"] == 0
     assert other["error"] > other["allowed"]
@@ -138,7 +165,7 @@ func.func @main(%image: tensor<16x16xf32>) -> tensor<16x16xf32> {
 def test_results_that_no_input_changes_prove_little(tmp_path: Path) -> None:
     path = tmp_path / "0.vmfb"
     executor.compiled({"module": CONSTANT, "flags": [], "path": str(path)})
-    request = {"paths": [str(path)], "module": "", "parameters": "", "runs": 1}
+    request = {"programs": [("iree", str(path))], "module": "", "parameters": "", "runs": 1}
     (only,) = executor.race(request | {"seed": 0, "length": 16})
     assert only["moved"] == 0
 

@@ -18,6 +18,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.base.files import path_from_text
 from tokmill.mlir.iree import compiler, layout
 from tokmill.mlir.iree.compiler import Refused
+from tokmill.mlir.iree.engines import Engine
 from tokmill.mlir.loops import execute
 from tokmill.mlir.modules import dtypes, operations, toolkit
 
@@ -54,7 +55,7 @@ class Program:
         self._function = module.lookup_function(entry or _entry(module))
         if isinstance(inputs, int):
             inputs = _drawn(self._function, inputs, text)
-        self._runtime, self._device, self._given = runtime, device, inputs
+        self._runtime, self._device, self.given = runtime, device, inputs
         self._buffers = [self._buffer(one) for one in inputs]
         self._inputs = self._listed()
         self._written: list[int] | None = None
@@ -96,13 +97,13 @@ class Program:
         """
         return [
             number
-            for number, (given, buffer) in enumerate(zip(self._given, self._buffers, strict=True))
+            for number, (given, buffer) in enumerate(zip(self.given, self._buffers, strict=True))
             if given.tobytes() != self._host(buffer).tobytes()
         ]
 
     def _restore(self) -> None:
         for number in self._written or ():
-            self._buffers[number] = self._buffer(self._given[number])
+            self._buffers[number] = self._buffer(self.given[number])
         if self._written:
             self._inputs = self._listed()
 
@@ -179,18 +180,26 @@ def compiled(request: dict[str, Any]) -> dict[str, Any]:
 def race(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Run compiled models in turns, and compare what they give with what the first one gives.
 
-    `request`: `paths`, `module` (text, which says what the inputs are), `parameters` (a file or
-    ""), `runs`, `seed`, `length`. The answer is for each `times` (ns), `error`, `allowed`, and
-    `moved`: the difference that another input makes to what the first one gives.
+    `request`: `programs` (engine and path, IREE's first), `module` (text, which says what the
+    inputs are), `parameters` (a file or ""), `runs`, `seed`, `length`. The answer is for each
+    `times` (ns), `error`, `allowed`, and `moved`: the difference that another input makes to what
+    the first one gives.
     """
 
-    def loaded(path: str, seed: int) -> Program:
+    def compiled_by_iree(path: str, seed: int) -> Program:
         code = Path(path).read_bytes()
         return Program(code, seed, "", path_from_text(request["parameters"]), request["module"])
 
-    programs = [loaded(path, request["seed"]) for path in request["paths"]]
-    wanted = programs[0].outputs()
-    other = loaded(request["paths"][0], request["seed"] + 1).outputs()
+    default_path = request["programs"][0][1]
+    first = compiled_by_iree(default_path, request["seed"])
+    programs = [first] + [
+        compiled_by_iree(path, request["seed"])
+        if engine == "iree"
+        else Engine(engine, path_from_text(path), first.given)
+        for engine, path in request["programs"][1:]
+    ]
+    wanted = first.outputs()
+    other = compiled_by_iree(default_path, request["seed"] + 1).outputs()
     moved, _ = dtypes.difference(wanted, other, request["length"])
     answer: list[dict[str, Any]] = []
     for program in programs:

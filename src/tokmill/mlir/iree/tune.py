@@ -17,6 +17,7 @@ from tokmill.base.children.child import Limits
 from tokmill.base.children.child_calls import ChildDied, Scratch, call
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import path_to_text
+from tokmill.mlir.iree import engines
 from tokmill.mlir.measure import dead, noise_of
 
 LIMITS = Limits(memory=16 << 30)
@@ -72,6 +73,8 @@ class Tuned(msgspec.Struct, kw_only=True):
     """The fastest of them; the default if none is `LEAST` times as fast."""
     module: str
     """The model in the layout of the best."""
+    engines: list[Timed]
+    """Other engines on the same model, where it is ONNX and they are installed."""
 
 
 def tune(
@@ -79,6 +82,7 @@ def tune(
     *,
     until: float,
     parameters: Path | None = None,
+    onnx: Path | None = None,
     length: int = 1,
     tick: Callable[[str], None] = lambda name: None,
 ) -> Tuned:
@@ -88,6 +92,7 @@ def tune(
         text: the module, as IREE compiles it.
         until: when all ends (`time.monotonic`).
         parameters: an archive of its weights (`.irpa`).
+        onnx: the model itself, for other engines.
         length: how many numbers the longest sum in it adds.
         tick: hears what is compiled now.
 
@@ -111,8 +116,15 @@ def tune(
             "runs": RUNS, "seed": 0, "length": length,
         }  # fmt: skip
         _compare(request, tried, paths, until)
+        others = [Timed(way=Way(name, ())) for name in engines.installed() if onnx]
+        for one in others:
+            programs = [("iree", str(paths[0])), (one.way.name, path_to_text(str(onnx)))]
+            try:
+                _fill(one, _ask(request | {"programs": programs}, until)[1])
+            except TokmillError as error:
+                one.status = _status(error)
     best = settled(tried)
-    return Tuned(tried=tried, best=best, module=texts[best.way.last])
+    return Tuned(tried=tried, best=best, module=texts[best.way.last], engines=others)
 
 
 def ways(text: str) -> list[Way]:
@@ -150,7 +162,8 @@ def _compare(
     """Run what was compiled in turns; raises `TokmillError` if the first one gives no result."""
 
     def race(numbers: Sequence[int]) -> None:
-        answers = _ask(request | {"paths": [str(paths[number]) for number in numbers]}, until)
+        programs = [("iree", str(paths[number])) for number in numbers]
+        answers = _ask(request | {"programs": programs}, until)
         for number, answer in zip(numbers, answers, strict=True):
             _fill(tried[number], answer)
 

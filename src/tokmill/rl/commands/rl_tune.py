@@ -36,6 +36,8 @@ class Given(NamedTuple):
     """Where the text stands; None for a line of sizes."""
     parameters: Path | None = None
     """The model's weights, if they are not in it (`.irpa`)."""
+    onnx: Path | None = None
+    """The model before it was imported, with its own weights; for other engines."""
 
 
 Model = Annotated[
@@ -101,6 +103,7 @@ def tune(
                 generalized(given.text),
                 until=until,
                 parameters=given.parameters,
+                onnx=given.onnx,
                 length=given.length,
                 tick=tick,
             )
@@ -128,14 +131,16 @@ def _read(model: str, module: Path, weights: Path, parameters: Path | None, unti
         return Given(problem.text, problem.length)
     from tokmill.mlir.modules import importing
 
+    onnx = None
     if path.suffix.lower() == importing.ONNX:
+        onnx = path if parameters is None else None
         text = _imported(path, weights, parameters, until)
         path, parameters = write_file(module, text), parameters or weights
     else:
         text = importing.text_of(path, until)
         importing.check_sizes(text, model)
     length = _length(text, path_to_text(model), until)
-    return Given(text, length, path, parameters)
+    return Given(text, length, path, parameters, onnx)
 
 
 def _imported(path: Path, weights: Path, parameters: Path | None, until: float) -> str:
@@ -184,14 +189,8 @@ def _print(result: Any, line: str, as_json: bool) -> None:
                 "error": best.error,
                 "allowed_error": best.allowed,
                 "other_input_difference": best.moved,
-                "tried": [
-                    {
-                        "name": one.way.name,
-                        "status": one.status,
-                        "milliseconds": one.nanoseconds / 1e6,
-                    }
-                    for one in result.tried
-                ],
+                "tried": _timed(result.tried),
+                "engines": _timed(result.engines),
             }
         )
         return
@@ -205,7 +204,7 @@ def _print(result: Any, line: str, as_json: bool) -> None:
                 if one.status == "ok"
                 else one.status,
             ]
-            for one in result.tried
+            for one in [*result.tried, *result.engines]
         ],
     )
     if best is default:
@@ -225,3 +224,10 @@ def _print(result: Any, line: str, as_json: bool) -> None:
             "the weights those of a model that was trained?"
         )
     say(f"to apply it: {line}")
+
+
+def _timed(rows: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": one.way.name, "status": one.status, "milliseconds": one.nanoseconds / 1e6}
+        for one in rows
+    ]
