@@ -53,6 +53,7 @@ from tokmill.training.runs.pushed_run import Owner, Pusher, take
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import (
     METRICS,
+    SESSIONS,
     VALIDATION,
     Meter,
     Tracker,
@@ -289,7 +290,7 @@ class Session:
             session = {"step": state.step, "processes": self.engine.world}
             if on := getattr(self.loop, "validated_on", ""):
                 session[VALIDATION] = on
-            append_line(self.out / runs.SESSIONS, json.dumps(session).encode())
+            append_line(self.out / SESSIONS, json.dumps(session).encode())
             since = validated_since(self.out)
             drop_final(self.out)
             for note in () if state.step else (*notes(self.config), *self.loop.notes):
