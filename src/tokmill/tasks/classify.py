@@ -283,7 +283,8 @@ def class_metrics(predicted: Array, label: Array, names: Sequence[str]) -> dict[
     macro = float(np.mean(there)) if there else 0.0
     metrics = {"f1": classes[1]["f1"] if len(names) == 2 else macro, "f1_macro": macro}
     for name, one in zip(names, classes, strict=False) if len(names) <= MOST_SHOWN else ():
-        metrics[f"f1_{name}"] = one["f1"]
+        # A class may be called macro.
+        metrics.setdefault(f"f1_{name}", one["f1"])
         metrics[f"count_{name}"] = one["records"]
         metrics[f"found_{name}"] = one["predicted"]
     return metrics

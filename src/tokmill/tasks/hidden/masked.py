@@ -62,6 +62,10 @@ class HiddenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Whether the head of a column is its embedding."""
 
 
+HIDES = ("columns", "share", "most", "mask_share", "random_share")
+"""Keys that decide which tokens are predicted, and what the model sees of them."""
+
+
 class MaskedConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How hidden tokens are learned."""
 
@@ -216,7 +220,7 @@ class Masked(Task):
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
         count = len(config.columns or inputs.ids)
         unit = "nats a hidden token" if count == 1 else f"nats, sum over {count} columns"
-        return Measures(loss=unit, higher=("accuracy",))
+        return Measures(loss=unit, higher=("accuracy",), decided_by=HIDES)
 
     def check_rows(self) -> None:
         """Refuse rows that cannot be cut."""

@@ -20,7 +20,7 @@ from tokmill.models.heads import Classes, Pooler
 from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.models.transformers.layers import Scores
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.masked import PLACES, HiddenConfig, Masked
+from tokmill.tasks.hidden.masked import HIDES, PLACES, HiddenConfig, Masked
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import (
     SEGMENT,
@@ -80,7 +80,9 @@ class SentencePair(Masked):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        return Measures(loss="nats a hidden token and a pair", higher=("accuracy",))
+        pairs = ("group", "apart", "cut", "pair_weight")
+        unit = "nats a hidden token and a pair"
+        return Measures(loss=unit, higher=("accuracy",), decided_by=(*HIDES, *pairs))
 
     def check_rows(self) -> None:
         if self.length < 16:
