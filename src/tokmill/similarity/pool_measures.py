@@ -291,16 +291,20 @@ class _Means:
     """The means of a row: a column for each method, pool and metric, and their resamples."""
 
     def __init__(
-        self, row: Measured, methods: Sequence[Method], units: tuple[Array, Array], resamples: int
+        self,
+        measured: Measured,
+        methods: Sequence[Method],
+        units: tuple[Array, Array],
+        resamples: int,
     ) -> None:
-        self.pools, width = len(row.pools), len(METRICS)
-        shape = len(row.query), self.pools * width
-        parts = [row.values[method.name].reshape(shape) for method in methods]
+        self.pools, width = len(measured.pools), len(METRICS)
+        shape = len(measured.query), self.pools * width
+        parts = [measured.values[method.name].reshape(shape) for method in methods]
         flat = np.concatenate(parts, axis=1)
         of = np.tile(np.repeat(np.arange(self.pools), width), len(methods))
-        self.means = flat.sum(0) / np.maximum(row.counted.sum(0), 1)[of]
+        self.means = flat.sum(0) / np.maximum(measured.counted.sum(0), 1)[of]
         self.drawn = [
-            bootstrap(flat, row.counted, of, unit, resamples=resamples)
+            bootstrap(flat, measured.counted, of, unit, resamples=resamples)
             if resamples and len(flat)
             else None
             for unit in units
