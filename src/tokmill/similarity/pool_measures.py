@@ -89,7 +89,10 @@ POOLS = (2, 10, 32, 100, 128, 512, 1000, 8192, 10_000)
 SHOWN = 1000
 """Pool at which methods are compared, or the largest one below that there is."""
 RANDOM = "random"
-RESAMPLES = 1000
+RESAMPLES, LEAST = 1000, 6
+"""Resamples, and the fewest functions that are drawn again. Of five that all say the same, each
+resample says the same too, but so do 6 % of all fives of which nothing is true (the sign test).
+"""
 CONFIDENCE = 0.95
 CELLS = 1 << 22
 """Numbers that are drawn at a time."""
@@ -245,6 +248,7 @@ def report(
     of_project = functions.names["project"].codes[measured.query]
     source = [functions.names[name].codes[measured.query] for name in ("project", "function")]
     of_function = numbers_of(source)
+    resamples = 0 if len(np.unique(of_function)) < LEAST else resamples
     means = _Means(measured, methods, (of_function, of_project), resamples)
     column = means.column
     results = [
