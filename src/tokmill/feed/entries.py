@@ -289,10 +289,6 @@ class Tuples(Rows):
             )
         return sizes, records
 
-    def shared(self, rows: Array) -> Array:
-        """Return 0 for each entry: rows count all their tokens."""
-        return np.zeros(len(rows), np.int64)
-
     def families(self) -> Array:
         """Return families of records that one entry says are alike, or its group; without groups
         also those with equal tokens.
@@ -438,7 +434,3 @@ class KeyedEntries(Rows):
         equal = first_of_equals(store_digests(self.store))
         count = len(self.store)
         return linked(count, (self.members, first), (np.arange(count), equal))
-
-    def shared(self, rows: Array) -> Array:
-        """Return 0 for each entry: rows count all their tokens."""
-        return np.zeros(len(rows), np.int64)

@@ -90,9 +90,8 @@ SHOWN = 1000
 """Pool at which methods are compared, or the largest one below that there is."""
 RANDOM = "random"
 RESAMPLES, LEAST = 1000, 6
-"""Resamples, and the fewest functions that are drawn again. Of five that all say the same, each
-resample says the same too, but so do 6 % of all fives of which nothing is true (the sign test).
-"""
+"""Resamples, and the fewest functions that are drawn again: five agree by chance in 6 % of cases
+(the sign test), and then all resamples agree too."""
 CONFIDENCE = 0.95
 CELLS = 1 << 22
 """Numbers that are drawn at a time."""

@@ -54,7 +54,6 @@ from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import (
     METRICS,
     SESSIONS,
-    VALIDATION,
     Meter,
     Tracker,
     open_trackers,
@@ -289,7 +288,7 @@ class Session:
         if state.step < steps and self.engine.rank == 0:
             session = {"step": state.step, "processes": self.engine.world}
             if on := getattr(self.loop, "validated_on", ""):
-                session[VALIDATION] = on
+                session["validation"] = on
             append_line(self.out / SESSIONS, json.dumps(session).encode())
             since = validated_since(self.out)
             drop_final(self.out)

@@ -23,9 +23,9 @@ from tokmill.store.store import Store
 from tokmill.tasks.hidden.masked import HIDES, PLACES, HiddenConfig, Masked
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import (
-    SEGMENT,
     Facts,
     Frame,
+    check_room,
     frame_of,
     framed,
     is_framed,
@@ -76,7 +76,7 @@ class SentencePair(Masked):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        return dataclasses.replace(store_inputs(facts), made={SEGMENT: 2})
+        return store_inputs(facts, "always")
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
@@ -85,12 +85,7 @@ class SentencePair(Masked):
         return Measures(loss=unit, higher=("accuracy",), decided_by=(*HIDES, *pairs))
 
     def check_rows(self) -> None:
-        if self.length < 16:
-            raise UsageError(
-                f"{self.length} positions have no room for two halves",
-                where="task.length",
-                hint="--set task.length=128, for example",
-            )
+        check_room(self.length, 16, "for two halves")
 
     @property
     def frame(self) -> Frame:

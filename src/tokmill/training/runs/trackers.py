@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tokmill.training.runs.checkpoint import State
 
 METRICS, SESSIONS = "metrics.jsonl", "sessions.jsonl"
-VALIDATION = "validation"
-"""Key of a session: what it evaluates on."""
 
 
 class Tracker(Protocol):
@@ -75,7 +73,7 @@ def validated_since(run: Path) -> int:
     """Return the step after which a run was evaluated on the rows of its last session alone."""
     file, since, rows = run / SESSIONS, 0, None
     for session in read_metrics(file) if file.exists() else ():
-        here: Any = session.get(VALIDATION)
+        here: Any = session.get("validation")
         if here and rows not in (None, here):
             since = int(session["step"])
         rows = here or rows
