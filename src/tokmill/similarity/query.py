@@ -17,8 +17,7 @@ from tokmill.store.store import Store
 LISTED = 10
 """Functions that an error lists."""
 MORE = 4
-"""How many times more records are looked for at first than are shown, as several may be of one
-function."""
+"""How many times more records are looked for at first: several may be of one function."""
 
 
 class Named(msgspec.Struct, frozen=True):

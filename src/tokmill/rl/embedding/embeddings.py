@@ -71,7 +71,6 @@ class Encoded(Embedding):
         return torch.cat((states[:, 0], observation["history"].float()), dim=-1)
 
     def tensors(self, observation: Observation) -> Tensors:
-        """Return what the encoder reads."""
         raise NotImplementedError
 
 
