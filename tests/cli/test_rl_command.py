@@ -42,7 +42,7 @@ def test_what_a_folder_has_besides_modules_is_counted(here: Here, tmp_path: Path
         (["rl", "search", "relu 8", "--seed", str(1 << 63)], 2, "--seed"),
         (["rl", "search", "relu 8", "--runs", str(1 << 64)], 2, "--runs"),
         (["rl", "search", "relu 8", "-o", "pipe"], 5, "pipe"),
-        (["rl", "search", "none.mlir"], 5, "none.mlir"),
+        (["rl", "search", "none.mlir"], 1, "none.mlir: there is no such file"),
         (["rl", "search", "folder"], 1, "no .mlir file"),
         (["rl", "search", "matmul 4 4 4", "--with", "evolve"], 2, "no such search"),
         (["rl", "tune", "folder", "-o", "spec"], 2, "a folder is no model"),
@@ -51,7 +51,7 @@ def test_what_a_folder_has_besides_modules_is_counted(here: Here, tmp_path: Path
         (["rl", "replay", "matmul 4 4 4", "large"], 1, "more than 16 MiB"),
         (["rl", "replay", "matmul 4 4 4", "other"], 1, "no schedule of tokmill"),
         (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),
-        (["rl", "tune", "none.onnx", "-o", "spec"], 5, "no such file"),
+        (["rl", "tune", "none.onnx", "-o", "spec"], 1, "no such file"),
     ],
 )
 def test_wrong_inputs_say_why(here: Here, arguments: list[str], code: int, says: str) -> None:

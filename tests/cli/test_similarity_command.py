@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from leveled_programs import LAYOUT, leveled
-from making import quick_build
+from making import quick_build, write_store
 from tokmill import plugins
 from tokmill.cli import main
 from tokmill.similarity.commands.similarity_query import _print
+from tokmill.similarity.functions import NAMES
 from tokmill.similarity.query import Hit, Named
+from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
 
 Here = Callable[..., tuple[str, str]]
@@ -211,6 +213,31 @@ def test_indexes_of_vectors(here: Here, graphs: Path) -> None:
         assert {hit["function"]["record"] for hit in again["hits"]} == {
             hit["function"]["record"] for hit in found["hits"]
         }
+
+
+def test_functions_of_a_large_program_hide_no_others(here: Here, tmp_path: Path) -> None:
+    """What is left out must not use up the places of what is shown."""
+    schema = Schema({
+        "token": Column(dtype="u1", per="token"),
+        "address": Column(dtype="u8", per="record"),
+        **{name: Column(dtype="utf8", per="record") for name in NAMES},
+    })  # fmt: skip
+    programs = ["large"] * 300 + ["small"] * 3
+    same = dict.fromkeys(NAMES, "")
+    rows = [
+        {**same, "token": [1], "address": n, "function": f"f{n}", "program": program}
+        for n, program in enumerate(programs)
+    ]
+    write_store(tmp_path / "s", schema, [rows])
+    angles = np.arange(len(rows)) / 300
+    np.save(tmp_path / "v.npy", np.stack([np.cos(angles), np.sin(angles)], 1))
+    here("similarity", "index", tmp_path / "v.npy", tmp_path / "s", "-o", tmp_path / "ix")
+    for given in ((tmp_path / "ix",), (tmp_path / "v.npy", tmp_path / "s", "--alone")):
+        command = ("similarity", "query", *given, "--function", "f0", "--others", "--json")
+        for top in (1, 2, 10):
+            hits = json.loads(here(*command, "--top", str(top))[0])["hits"]
+            names = [hit["function"]["function"] for hit in hits]
+            assert names == ["f300", "f301", "f302"][:top]
 
 
 @pytest.mark.parametrize(

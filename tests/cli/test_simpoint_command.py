@@ -108,6 +108,8 @@ def test_simulate_the_points_then_estimate(
         (("empty.bb", "-o", "x"), "", 1),
         (("zeros.bb", "-o", "x"), "no interval has instructions", 1),
         (("bad.bb", "--cpi", "bad.csv"), "cpi is -1", 1),
+        (("none.bb", "-o", "x"), "none.bb: there is no such file", 1),
+        (("bad.bb", "--cpi", "none.csv"), "none.csv: there is no such file", 1),
     ],
 )
 def test_what_is_refused(

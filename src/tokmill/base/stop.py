@@ -9,7 +9,7 @@ import threading
 import time
 from ctypes import c_double
 from multiprocessing.sharedctypes import RawValue
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -48,12 +48,7 @@ class Stop:
                     self._before[number] = signal.signal(number, self._take)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._give_back()
 
     def _take(self, number: int, frame: FrameType | None) -> None:

@@ -138,6 +138,10 @@ def main(arguments: list[str] | None = None) -> int:
         if code == TYPER_INTERRUPTED:
             raise KeyboardInterrupt
     except TokmillError as error:
+        # A file that the user names and that is not there is no fault of the machine.
+        missing = isinstance(error.__cause__, FileNotFoundError) and error.where in arguments
+        if missing and error.what.startswith("read"):
+            error = TokmillError("there is no such file", where=error.where, hint="check the path")
         _complain(str(error), INTERRUPTED if isinstance(error, Interrupted) else ERROR)
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):

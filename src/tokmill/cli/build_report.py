@@ -46,14 +46,7 @@ def summary(store: Store) -> dict[str, Any]:
     return {
         "store": store.place,
         "complete": manifest.complete,
-        "records": manifest.records,
-        "tokens": manifest.tokens,
-        "shards": len(manifest.shards),
-        "bytes": manifest.bytes,
-        "input_bytes": manifest.input_bytes,
-        "skipped": manifest.skipped,
-        "rejected": manifest.rejected,
-        "notes": manifest.notes,
+        **manifest.counts(),
         "left_out": manifest.left_out or {},
         "fingerprint": manifest.fingerprint,
     }

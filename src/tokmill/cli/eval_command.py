@@ -59,6 +59,7 @@ def evaluate(
         return
     of_class = ("f1_", "count_", "found_") if "classes" in results else ()
     names = {f"{kind}{one['class']}" for one in results.get("classes", ()) for kind in of_class}
+    names.discard("f1_macro")
     numbers = {k: v for k, v in results.items() if isinstance(v, int | float) and k not in names}
     shown = {k: human_metric(v) for k, v in numbers.items()}
     print_table(["measure", "value"], [[name, value] for name, value in shown.items()])

@@ -114,10 +114,6 @@ class Halves(Rows):
     def __len__(self) -> int:
         return len(self.records)
 
-    def shared(self, rows: Array) -> Array:
-        """Return 0 for each row: rows count all their tokens."""
-        return np.zeros(len(rows), np.int64)
-
     def own(self, rows: Array, epoch: int) -> Array:
         """Return which rows have a second half that is their own, (n,) bool."""
         return self.spans(rows, epoch).document[1::2] == OWN

@@ -56,9 +56,10 @@ class Rows(Protocol):
     def shared(self, rows: Array) -> Array:
         """Return how many tokens at the beginning of each row an earlier row has too (int64).
 
-        One value an entry; rows of entries with several rows share no tokens.
+        One value an entry; rows of entries with several rows share no tokens. By default all tokens
+        of a row count, even if rows overlap.
         """
-        ...
+        return np.zeros(len(rows), np.int64)
 
     def sizes(self, entries: Array) -> Array | None:
         """Return how many rows each of some entries has (int64); None: one each."""
@@ -225,10 +226,6 @@ class Stream(Rows):
         places = self.store.tokens - self.length + 1
         starts = key(self.seed, epoch, np.asarray(rows, np.uint64)) % np.uint64(places)
         return ribbon_spans(self.offsets, starts.astype(np.int64), self.length)
-
-    def shared(self, rows: Array) -> Array:
-        """Return 0 for each row: all tokens count, even if rows overlap."""
-        return np.zeros(len(rows), np.int64)
 
 
 class Numbering:

@@ -10,7 +10,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.similarity.vector_rows import Rows
-from tokmill.store.checks.hashes import mix, store_digests
+from tokmill.store.checks.hashes import first_of_equals, mix, store_digests
 from tokmill.store.schema import PHRASE_BIT, Array
 from tokmill.store.store import Store
 
@@ -143,7 +143,8 @@ def _of_records(store: Store, names: dict[str, Coded]) -> Array:
     """Return the number of the function of each record: records of one function share it."""
     key = [coded.codes for coded in names.values()]
     if "walk" in store.schema:
-        return _in_order(numbers_of(key))
+        # Numbered in the order of first use.
+        return np.unique(first_of_equals(numbers_of(key)), return_inverse=True)[1].reshape(-1)
     if "part" not in store.schema or not len(store):
         return np.arange(len(store))
     begins = store.column("part") == 0
@@ -166,14 +167,6 @@ def numbers_of(columns: Sequence[Array]) -> Array:
         _, place = np.unique(number * wide + column, return_inverse=True)
         number = place.reshape(-1).astype(np.int64)
     return number
-
-
-def _in_order(numbers: Array) -> Array:
-    """Return numbers of groups, renumbered in the order of first use."""
-    _, first, place = np.unique(numbers, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[place.reshape(-1)]
 
 
 def _named(store: Store, function: Coded) -> Array:

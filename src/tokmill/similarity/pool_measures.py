@@ -89,7 +89,9 @@ POOLS = (2, 10, 32, 100, 128, 512, 1000, 8192, 10_000)
 SHOWN = 1000
 """Pool at which methods are compared, or the largest one below that there is."""
 RANDOM = "random"
-RESAMPLES = 1000
+RESAMPLES, LEAST = 1000, 6
+"""Resamples, and the fewest functions that are drawn again: five agree by chance in 6 % of cases
+(the sign test), and then all resamples agree too."""
 CONFIDENCE = 0.95
 CELLS = 1 << 22
 """Numbers that are drawn at a time."""
@@ -245,6 +247,7 @@ def report(
     of_project = functions.names["project"].codes[measured.query]
     source = [functions.names[name].codes[measured.query] for name in ("project", "function")]
     of_function = numbers_of(source)
+    resamples = 0 if len(np.unique(of_function)) < LEAST else resamples
     means = _Means(measured, methods, (of_function, of_project), resamples)
     column = means.column
     results = [
@@ -291,16 +294,20 @@ class _Means:
     """The means of a row: a column for each method, pool and metric, and their resamples."""
 
     def __init__(
-        self, row: Measured, methods: Sequence[Method], units: tuple[Array, Array], resamples: int
+        self,
+        measured: Measured,
+        methods: Sequence[Method],
+        units: tuple[Array, Array],
+        resamples: int,
     ) -> None:
-        self.pools, width = len(row.pools), len(METRICS)
-        shape = len(row.query), self.pools * width
-        parts = [row.values[method.name].reshape(shape) for method in methods]
+        self.pools, width = len(measured.pools), len(METRICS)
+        shape = len(measured.query), self.pools * width
+        parts = [measured.values[method.name].reshape(shape) for method in methods]
         flat = np.concatenate(parts, axis=1)
         of = np.tile(np.repeat(np.arange(self.pools), width), len(methods))
-        self.means = flat.sum(0) / np.maximum(row.counted.sum(0), 1)[of]
+        self.means = flat.sum(0) / np.maximum(measured.counted.sum(0), 1)[of]
         self.drawn = [
-            bootstrap(flat, row.counted, of, unit, resamples=resamples)
+            bootstrap(flat, measured.counted, of, unit, resamples=resamples)
             if resamples and len(flat)
             else None
             for unit in units

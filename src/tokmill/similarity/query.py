@@ -1,5 +1,7 @@
 """The functions of a store that are nearest to one of its own."""
 
+from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from tokmill.store.store import Store
 LISTED = 10
 """Functions that an error lists."""
 MORE = 4
-"""How many times more records are looked for than are shown, as several may be of one function."""
+"""How many times more records are looked for at first: several may be of one function."""
 
 
 class Named(msgspec.Struct, frozen=True):
@@ -159,27 +161,33 @@ def nearest_rows(matrix: Any, record: int, most: int, *, unit: bool) -> tuple[Ar
 def hits_of(
     store: Store,
     asked: Named,
-    rows: Array,
-    scores: Array,
+    nearest: Callable[[int], tuple[Array, Array]],
     most: int,
     *,
     other_programs: bool = False,
 ) -> list[Hit]:
-    """Return the functions of rows that are near, each once, without the one asked for.
+    """Return the functions that are nearest, each once, without the one asked for.
 
+    `nearest`: returns so many rows and their scores, or all that there are, the nearest first.
     `other_programs`: leave out functions of the same program.
     """
     result: list[Hit] = []
     seen = {_place(asked)}
-    for row, score in zip(rows.tolist(), scores.tolist(), strict=True):
-        one = named(store, row)
-        if _place(one) in seen or (other_programs and _place(one)[:-1] == _place(asked)[:-1]):
-            continue
-        seen.add(_place(one))
-        result.append(Hit(round(score, 6), one))
-        if len(result) == most:
-            break
-    return result
+    looked_at, wanted = 0, most * MORE + 1
+    while True:
+        rows, scores = nearest(wanted)
+        pairs = zip(rows.tolist(), scores.tolist(), strict=True)
+        for row, score in islice(pairs, looked_at, None):
+            one = named(store, row)
+            if _place(one) in seen or (other_programs and _place(one)[:-1] == _place(asked)[:-1]):
+                continue
+            seen.add(_place(one))
+            result.append(Hit(round(score, 6), one))
+            if len(result) == most:
+                return result
+        if len(rows) < wanted:
+            return result
+        looked_at, wanted = wanted, wanted * 16
 
 
 def _place(one: Named) -> tuple[object, ...]:

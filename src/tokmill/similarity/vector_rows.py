@@ -12,7 +12,7 @@ from tokmill.builds.selection.overlay_values import open_arrays
 from tokmill.store.schema import Array
 
 CELLS = 1 << 22
-"""Cells of a block of products (f8): 32 MiB."""
+"""Numbers of a block of rows or products: in f8 32 MiB."""
 MOST_DENSE = 1 << 25
 """Cells up to which a sparse matrix with many entries a row is held dense: 256 MiB."""
 MANY = 1 / 50
@@ -140,10 +140,6 @@ def ranks(
     return above, ties
 
 
-BLOCK = 1 << 22
-"""Numbers that are looked at at a time."""
-
-
 def check_matrix(matrix: Any, rows: int, where: str) -> None:
     """Refuse vectors that are not numbers, not finite, or not as many as there should be.
 
@@ -180,7 +176,7 @@ def _not_finite(matrix: Any) -> Array:
         csr = matrix.tocsr()
         bad = np.flatnonzero(~np.isfinite(csr.data))
         return np.unique(np.searchsorted(csr.indptr, bad, side="right") - 1)
-    height = max(1, BLOCK // max(1, matrix.shape[1]))
+    height = max(1, CELLS // max(1, matrix.shape[1]))
     parts = [np.zeros(0, np.int64)]
     for start in range(0, len(matrix), height):
         finite = np.isfinite(matrix[start : start + height]).all(1)

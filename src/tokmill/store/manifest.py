@@ -290,6 +290,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """sha256 of `vocab/probe.json`: known texts and the ids that the build's engine gave them."""
     shards: list[ShardEntry]
 
+    def counts(self) -> dict[str, Any]:
+        """Return how much a store holds, and of what it was built."""
+        names = "records tokens shards bytes input_bytes skipped rejected notes"
+        return {name: getattr(self, name) for name in names.split()} | {"shards": len(self.shards)}
+
     @property
     def unit(self) -> Places:
         return self.places if isinstance(self.places, str) else "byte"

@@ -29,6 +29,7 @@ from tokmill.tasks.task_inputs import (
     SEGMENT,
     Facts,
     Frame,
+    check_room,
     frame_of,
     framed,
     is_framed,
@@ -153,11 +154,7 @@ class Classify(Task):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        inputs = store_inputs(facts)
-        column = facts.schema.get(SEGMENT)
-        two = column is not None and column.per == "token"
-        extra = {SEGMENT: 2} if config.segment == "always" or (config.segment and two) else {}
-        return dataclasses.replace(inputs, made=extra, classes=facts.classes)
+        return dataclasses.replace(store_inputs(facts, config.segment), classes=facts.classes)
 
     @classmethod
     def label_classes(cls, config: Any, store: Store) -> dict[str, tuple[str, ...]]:
@@ -181,12 +178,7 @@ class Classify(Task):
 
     def records(self, store: Store, seed: int = 0, shards: int = 0) -> Whole:
         short = 0 if not self.frame or is_framed(store, self.frame) else 2
-        if self.length <= short + 1:
-            raise UsageError(
-                f"a row of {self.length} positions has no room for tokens",
-                where="task.length",
-                hint="--set task.length=128, for example",
-            )
+        check_room(self.length, short + 2, "for tokens")
         return Whole(store, self.length - short, shards=shards, seed=seed)
 
     def extra_columns(self, schema: Schema) -> list[str]:
@@ -283,7 +275,8 @@ def class_metrics(predicted: Array, label: Array, names: Sequence[str]) -> dict[
     macro = float(np.mean(there)) if there else 0.0
     metrics = {"f1": classes[1]["f1"] if len(names) == 2 else macro, "f1_macro": macro}
     for name, one in zip(names, classes, strict=False) if len(names) <= MOST_SHOWN else ():
-        metrics[f"f1_{name}"] = one["f1"]
+        # A class may be called macro.
+        metrics.setdefault(f"f1_{name}", one["f1"])
         metrics[f"count_{name}"] = one["records"]
         metrics[f"found_{name}"] = one["predicted"]
     return metrics

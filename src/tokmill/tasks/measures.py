@@ -10,5 +10,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Unit of the loss, such as "nats a token"; empty: no useful unit."""
     higher: tuple[str, ...] = ()
     """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
+    decided_by: tuple[str, ...] = ()
+    """Keys of [task] that decide what is predicted, or how it is summed up to a loss."""
     continues: bool = False
     """Whether rows can be continued: `tokmill sample`."""

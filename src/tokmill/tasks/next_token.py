@@ -140,6 +140,7 @@ class NextToken(Task):
         return Measures(
             loss=unit,
             higher=("accuracy",),
+            decided_by=("column",),
             continues=not config.column or list(inputs.ids) == [config.column],
         )
 

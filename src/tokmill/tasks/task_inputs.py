@@ -58,9 +58,16 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Columns → all ids that end a text, of an imported run that names some."""
 
 
-def store_inputs(facts: Facts) -> Inputs:
-    """Return all columns of ids that a store has, the roles of their vocabularies, and vectors."""
+def store_inputs(facts: Facts, segment: bool | str = False) -> Inputs:
+    """Return all columns of ids that a store has, the roles of their vocabularies, and vectors.
+
+    `segment`: whether the model reads the segment of each token, if the store has it; "always":
+    also if it has none.
+    """
+    column = facts.schema.get(SEGMENT)
+    there = column is not None and column.per == "token"
     return Inputs(
+        made={SEGMENT: 2} if segment == "always" or (segment and there) else {},
         ids=dict(facts.columns),
         roles=roles_of(facts, facts.columns),
         vectors=dict(facts.vectors),
@@ -130,6 +137,16 @@ def read_input_format(run: Path) -> InputFormat | None:
 
 RowKind = Literal["windows", "stream", "packed", "whole"]
 """The ways to cut a store into rows."""
+
+
+def check_room(length: int, least: int, what: str) -> None:
+    """Refuse rows of fewer than `least` positions."""
+    if length < least:
+        raise UsageError(
+            f"a row of {length} positions has no room {what}",
+            where="task.length",
+            hint="--set task.length=128, for example",
+        )
 
 
 def check_cut(kind: RowKind, length: int, step: int, where: str = "") -> None:

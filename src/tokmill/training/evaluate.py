@@ -276,9 +276,20 @@ def measured(
     notes: list[str],
     device: torch.device,
 ) -> tuple[dict[str, Any], int]:
-    """Return (metrics and breakdown, targets); raises `UsageError` for `by` without tokens."""
+    """Return (metrics and breakdown, targets); if there is no baseline, `notes` gets the reason.
+
+    Raises `UsageError` for `by` without tokens.
+    """
     if task.predicts_tokens:
-        breakdown = breakdown_of(config, task, facts, validation, by, notes)
+        groups = Groups(validation.feed.sources[0], by) if by else None
+        baseline: dict[str, Array] = {}
+        try:
+            baseline = unigram(config, facts)
+        except TokmillError as error:
+            where = f" ({error.where})" if error.where else ""
+            what = f"{error.what}{where}"
+            notes.append(f"no unigram losses, which need the training store: {what}")
+        breakdown = Breakdown(baseline, groups, task.predicted)
         return taken_apart(config, task, validation, breakdown, device)
     if by:
         raise UsageError(
@@ -290,25 +301,6 @@ def measured(
     engine = Engine(replace(config.run, device=str(device)))
     engine.prepare(task, OptimConfig())
     return validation.measure(task, engine, config.run.micro_tokens, tables=True)
-
-
-def breakdown_of(
-    config: TrainConfig,
-    task: Task,
-    facts: Facts,
-    validation: Validation,
-    by: str,
-    notes: list[str],
-) -> Breakdown:
-    """Return the breakdown of an evaluation; if it has no baseline, `notes` gets the reason."""
-    groups = Groups(validation.feed.sources[0], by) if by else None
-    baseline: dict[str, Array] = {}
-    try:
-        baseline = unigram(config, facts)
-    except TokmillError as error:
-        where = f" ({error.where})" if error.where else ""
-        notes.append(f"no unigram losses, which need the training store: {error.what}{where}")
-    return Breakdown(baseline, groups, task.predicted)
 
 
 def taken_apart(

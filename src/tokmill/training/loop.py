@@ -80,6 +80,13 @@ class RowLoop:
         """Return nothing: a recipe names stores alone."""
         return {}
 
+    @property
+    def validated_on(self) -> str:
+        """Return on what `measure` measures: a store, and the number of its rows; "": nothing."""
+        if self.validation is None:
+            return ""
+        return f"{Store(self.config.data.val).fingerprint} {self.validation.size}"
+
     @contextmanager
     def steps(self, steps: range) -> Iterator[None]:
         """Make batches ahead, and meanwhile compare the stores with their digests."""

@@ -51,7 +51,14 @@ from tokmill.training.runs.checkpoint import (
 )
 from tokmill.training.runs.pushed_run import Owner, Pusher, take
 from tokmill.training.runs.run import Run
-from tokmill.training.runs.trackers import METRICS, Meter, Tracker, open_trackers
+from tokmill.training.runs.trackers import (
+    METRICS,
+    SESSIONS,
+    Meter,
+    Tracker,
+    open_trackers,
+    validated_since,
+)
 from tokmill.training.runs.weights import (
     BEST,
     FINAL,
@@ -277,12 +284,20 @@ class Session:
             self.say("the run is finished: nothing is left to do")
         elif state.step:
             self.say(f"continues from its checkpoint{moves(state, self.engine)}")
+        since = 0
         if state.step < steps and self.engine.rank == 0:
             session = {"step": state.step, "processes": self.engine.world}
-            append_line(self.out / runs.SESSIONS, json.dumps(session).encode())
+            if on := getattr(self.loop, "validated_on", ""):
+                session["validation"] = on
+            append_line(self.out / SESSIONS, json.dumps(session).encode())
+            since = validated_since(self.out)
             drop_final(self.out)
             for note in () if state.step else (*notes(self.config), *self.loop.notes):
                 say_once(self.engine, note)
+        # A loss on other rows says nothing about which weights are the best on these.
+        if self.engine.total([since])[0] >= state.best_step > 0:
+            self.say("other validation rows: the lowest loss is looked for from here on")
+            state.best_step, state.best_loss = 0, None
         if not state.step and self.loop.environment:
             shown = human_facts(self.loop.environment)
             self.say("; ".join(f"{name}: {value}" for name, value in shown.items()))

@@ -22,7 +22,7 @@ from tokmill.store.schema import Array, ranges
 from tokmill.store.store import Store
 from tokmill.training.data import make_feed, micro_batches, open_stores
 from tokmill.training.runs import run as runs
-from tokmill.training.runs.trackers import read_metrics
+from tokmill.training.runs.trackers import SESSIONS, read_metrics
 
 PLACE, ROW = "(place)", "(row)"
 """Columns beside those of the store: each token's number in the step from 1, each row's number."""
@@ -89,7 +89,7 @@ class Trace:
             self.task = runs.make_task(self.config, runs.inputs_of(self.config, facts))
         self.feed = make_feed(self.config, self.task, stores)
         self.stores = [rows.store for rows in self.feed.sources]
-        self.sessions = read_sessions(self.path / runs.SESSIONS)
+        self.sessions = read_sessions(self.path / SESSIONS)
         self.steps = self.config.run.steps
         self._check_places()
 

@@ -210,6 +210,25 @@ def test_other_validation_stores_and_rows_are_said(root: Path, tmp_path: Path) -
     assert compare([base, text]).comparable
 
 
+def test_losses_of_other_tasks_are_not_compared(root: Path, tmp_path: Path) -> None:
+    """A loss at another temperature, or of other hidden tokens, is another quantity."""
+    loss, decided_by = "nats an entry", ["loss", "temperature"]
+    for name, keys in (("a", {}), ("b", {"temperature": 0.5}), ("c", {"size": 4})):
+        shutil.copytree(root / "runs/lr-0.01/seed-0", tmp_path / name)
+        facts = json.loads((tmp_path / name / "schema.json").read_text())
+        facts["measures"] = {"loss": loss, "decided_by": decided_by}
+        (tmp_path / name / "schema.json").write_text(json.dumps(facts))
+        task = {"kind": "contrastive", "temperature": 0.1, **keys}
+        edit_recipe(tmp_path / name, lambda recipe, task=task: recipe.update(task=task))
+    base = root / "runs/lr-0.01/seed-0"
+    for one, other, key in (("a", "b", "task.temperature"), ("a", base, "task.kind")):
+        found = compare([tmp_path / one, tmp_path / other])
+        assert not found.comparable and not any(group.best for group in found.groups)
+        assert f"differ in {key}: their val_loss cannot be compared" in found.notes[0]
+        assert compare([tmp_path / one, tmp_path / other], "grad_norm").comparable
+    assert compare([tmp_path / "a", tmp_path / "c"]).comparable
+
+
 def test_a_run_that_says_nothing_or_is_damaged_is_refused(root: Path, tmp_path: Path) -> None:
     run = cut(root / "runs/lr-0.01/seed-0", tmp_path / "begun", 0)
     with pytest.raises(UsageError, match="no run has logged anything"):

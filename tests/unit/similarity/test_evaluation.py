@@ -139,6 +139,18 @@ def test_no_pair_at_all() -> None:
             run(made, method("v", np.ones((len(made), 2))))
 
 
+@pytest.mark.parametrize(("count", "shown"), [(2, False), (5, False), (6, True)])
+def test_few_functions_show_nothing(count: int, shown: bool) -> None:
+    """Equal signs of n independent differences have a probability of 2 · 2^-n by chance."""
+    stats = pytest.importorskip("scipy.stats")
+    assert (stats.binomtest(count, count).pvalue < 0.05) == shown
+    made = many(count)
+    perfect = np.tile(np.eye(count), (2, 1))
+    found = run(made, method("perfect", perfect)).rows[0]
+    assert found.queries == count and by(found, "perfect", 2) == 1
+    assert all((one.difference.ends is not None) == shown for one in found.compared)
+
+
 def test_one_pair_has_no_pool() -> None:
     found = run(functions(f("a"), f("a", "O3")), method("v", np.ones((2, 2))), pools=(2, 10))
     (row,) = found.rows

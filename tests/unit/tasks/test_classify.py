@@ -117,6 +117,8 @@ def test_metrics_are_those_of_a_table() -> None:
     assert (metrics["count_a"], metrics["found_a"]) == (3, 4)
     two = class_metrics(found % 2, label % 2, ["no", "yes"])
     assert two["f1"] == two["f1_yes"] != two["f1_macro"]
+    same = class_metrics(found, label, ["macro", "b", "c"])
+    assert same["f1_macro"] == metrics["f1_macro"] and same["count_macro"] == 3
 
 
 @pytest.mark.parametrize("count", [2, 5, 30])

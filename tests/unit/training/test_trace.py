@@ -144,7 +144,7 @@ def begin(stores: Path, out: Path, case: dict[str, Any], steps: int = 0) -> Path
     opened = open_stores(config.data)
     runs.begin(out, config, opened, runs.facts_from(config, opened))
     lines = [json.dumps({"step": s, "processes": p}) + "\n" for s, p in SESSIONS]
-    write_file(out / runs.SESSIONS, "".join(lines))
+    write_file(out / "sessions.jsonl", "".join(lines))
     return out
 
 
@@ -333,7 +333,7 @@ def test_sessions_without_numbers_and_steps_without_end(stores: Path, tmp_path: 
     assert steps == sorted(steps)
     assert next(Trace(run).holding({0: np.zeros(0, np.int64)}), None) is None
     for line in ('{"step": 0}', '{"step": 0, "processes": 0}', '{"step": 0, "processes": true}'):
-        (run / runs.SESSIONS).write_text(line + "\n")
+        (run / "sessions.jsonl").write_text(line + "\n")
         with pytest.raises(TokmillError, match="no number of processes"):
             Trace(run)
 

@@ -12,6 +12,8 @@ import torch
 import tokmill
 from tokmill.base.errors import Interrupted, MachineError, TokmillError
 from tokmill.inference.embed import embed_store
+from tokmill.report.comparison.compare_runs import compare
+from tokmill.report.comparison.run_summaries import read_run
 from tokmill.training.engines.tensors import read_tensors, write_tensors
 from tokmill.training.evaluate import evaluate
 from tokmill.training.runs import run as runs
@@ -57,6 +59,31 @@ def test_best_is_the_step_with_the_lowest_validation_loss(run: Path, val: Path) 
     state = json.loads((run / "checkpoints/step-00000024/state.json").read_text())
     assert (state["best_step"], state["best_loss"]) == (best, found[best])
     assert step_of(run / "best") == best and step_of(run / "model") == 24
+
+
+@pytest.mark.parametrize("change", ["val", "eval_rows"])
+def test_the_best_of_other_validation_rows_is_forgotten(
+    change: str, store: Path, val: Path, tmp_path: Path
+) -> None:
+    easy = {**WORSENING, "data": {"val": str(store)}}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(12, patch)
+        tokmill.train(recipe(store, 24), tmp_path / "run", options=easy, quiet=True)
+    hard = {"val": {"data": {"val": str(val)}}, "eval_rows": {"run": {"eval_rows": 1}}}[change]
+    options = {name: {**easy[name], **hard.get(name, {})} for name in easy}
+    out = tokmill.train(recipe(store, 24), tmp_path / "run", options=options, quiet=True)
+    found = {step: loss for step, loss in losses(out.path, "val_loss").items() if step > 12}
+    best = min(found, key=found.__getitem__)
+    assert step_of(out.path / "best") == best > 12
+    state = json.loads((out.path / "checkpoints/step-00000024/state.json").read_text())
+    assert (state["best_step"], state["best_loss"]) == (best, found[best])
+    summary = read_run(out.path)
+    assert summary.best == {"val_loss": found[best], "step": best, "weights_kept": True}
+    assert dict(summary.points("val_loss")) == found
+    assert compare([out.path], at="best").groups[0].mean == found[best]
+    # What was the same before goes on.
+    again = tokmill.train(None, out.path, options={"run": {"steps": 28}}, quiet=True)
+    assert read_run(again.path).points("val_loss")[0][0] == 16
 
 
 def test_the_weights_are_those_of_the_step(run: Path, store: Path, tmp_path: Path) -> None:

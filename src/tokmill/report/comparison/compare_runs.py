@@ -24,6 +24,7 @@ from tokmill.store.store import Store
 from tokmill.training.recipe.read_recipe import is_free
 
 SEEDS = ("data.seed", "run.seed")
+KIND = "task.kind"
 HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")
 """For a metric with one of these in its name, higher is better; for all others, lower."""
 
@@ -325,6 +326,9 @@ def doubts(
     rows = list(dict.fromkeys(rows_of(run) for run, on in runs if on is not None))
     doubtful = False
     per_token = any(word in metric for word in PER_TOKEN)
+    if per_token and (keys := deciding([run for run, _ in runs])):
+        doubtful = True
+        notes.append(f"the runs differ in {', '.join(keys)}: their {metric} cannot be compared")
     if several_vocabularies and per_token:
         doubtful = True
         notes.append(
@@ -355,6 +359,16 @@ def doubts(
         shown = ", ".join(str(count) if count else "all" for count in rows)
         notes.append(f"the runs were validated on different numbers of rows: {shown}")
     return doubtful, notes
+
+
+def deciding(runs: Sequence[RunSummary]) -> list[str]:
+    """Return the keys that differ between runs and decide what their tasks predict."""
+    keys = {key: None for run in runs for key in run.facts.measures.decided_by}
+
+    def differ(key: str) -> bool:
+        return len({str(run.flat.get(key)) for run in runs}) > 1
+
+    return [KIND] if differ(KIND) else [key for key in map("task.{}".format, keys) if differ(key)]
 
 
 def rows_of(run: RunSummary) -> int:

@@ -28,7 +28,7 @@ from tokmill.training.recipe.config import (
     RunConfig,
 )
 from tokmill.training.recipe.read_recipe import FACTS, RECIPE, flatten, read_recipe
-from tokmill.training.runs.trackers import METRICS, read_metrics
+from tokmill.training.runs.trackers import METRICS, read_metrics, validated_since
 
 Facts = dict[str, Any]
 DEPTH = 3
@@ -191,11 +191,17 @@ class RunSummary:
             return file.stat().st_mtime
 
     def points(self, metric: str) -> list[tuple[int, float]]:
-        """Return (step, value) of each logged value of a metric; nan if it was not finite."""
+        """Return (step, value) of each logged value of a metric; nan if it was not finite.
+
+        Values of a validation are those on the rows that were evaluated last.
+        """
+        since = validated_since(self.path) if metric.startswith("val_") else 0
         return [
             (int(entry["step"]), math.nan if entry[metric] is None else float(entry[metric]))
             for entry in self.entries
-            if metric in entry and isinstance(entry[metric], int | float | None)
+            if metric in entry
+            and isinstance(entry[metric], int | float | None)
+            and entry["step"] > since
         ]
 
 

@@ -170,14 +170,7 @@ def _manifest_facts(manifest: Manifest) -> Facts:
     return {
         "complete": manifest.complete,
         "source": manifest.source,
-        "records": manifest.records,
-        "tokens": manifest.tokens,
-        "shards": len(manifest.shards),
-        "bytes": manifest.bytes,
-        "input_bytes": manifest.input_bytes,
-        "skipped": manifest.skipped,
-        "rejected": manifest.rejected,
-        "notes": manifest.notes,
+        **manifest.counts(),
         "columns": [
             {
                 "name": name,

@@ -13,7 +13,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from tokmill.base.errors import Interrupted, MachineError, UsageError
+from tokmill.base.errors import Interrupted, TokmillError, UsageError
 from tokmill.base.files import inside, read_file, remove
 from tokmill.formats.notes import Export, is_written, write_noted
 from tokmill.store.manifest import encode
@@ -83,7 +83,7 @@ def problems_of(modules: list[str]) -> list[Any]:
     for name in modules:
         path = Path(name)
         if path.suffix.lower() == importing.ONNX and not path.exists():
-            raise MachineError("there is no such file", where=name, hint="check the path")
+            raise TokmillError("there is no such file", where=name, hint="check the path")
         if path.suffix.lower() == importing.ONNX:
             raise UsageError(
                 "a model is no single module",

@@ -14,10 +14,9 @@ from tokmill.mlir.tokens.views import Spaces, Wanted
 from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers.transformer import Encoder, EncoderConfig
 from tokmill.rl.embedding.embeddings import (
-    Embedding,
     EmbeddingConfig,
+    Encoded,
     Observation,
-    check_sizes,
     draw_blocks,
 )
 
@@ -87,32 +86,19 @@ class DistilBertConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=True,
         )
 
 
-class DistilBert(Embedding):
+class DistilBert(Encoded):
     """The project's encoder; its state at `[CLS]`, and the history beside it."""
 
     Config = DistilBertConfig
 
     def __init__(self, config: DistilBertConfig, spaces: Spaces) -> None:
-        super().__init__()
-        check_sizes(
-            config,
-            hidden_size=1,
-            num_attention_heads=1,
-            num_hidden_layers=1,
-            intermediate_size=0,
-        )
+        super().__init__(config)
         self.reads = {array: column for array, column in COLUMNS.items() if array in spaces}
         sizes = {column: int(spaces[array].high.max()) + 1 for array, column in self.reads.items()}
         length = spaces["ids"].shape[0]
         self.encoder = Encoder(config.encoder(length), Inputs(ids=sizes))
         draw_blocks(self.encoder.blocks)
         self.output_size = config.hidden_size + spaces["history"].shape[0]
-
-    def forward(self, observation: Observation) -> Tensor:
-        tensors = self.tensors(observation)
-        first = torch.zeros(len(tensors.document), 1, dtype=torch.int64)
-        states = self.encoder(tensors, first.to(tensors.document.device))
-        return torch.cat((states[:, 0], observation["history"].float()), dim=-1)
 
     def tensors(self, observation: Observation) -> Tensors:
         """Return what the encoder reads, without the padding that all rows have."""

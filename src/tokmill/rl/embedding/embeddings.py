@@ -16,6 +16,7 @@ from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import UsageError, check_name
 from tokmill.mlir.tokens.views import Spaces, Wanted
+from tokmill.models.model import Tensors
 
 Observation = Mapping[str, Tensor]
 """Name of an array → (B, …)."""
@@ -52,6 +53,24 @@ class Embedding(nn.Module):
 
     def forward(self, observation: Observation) -> Tensor:
         """Return float32 (B, output_size)."""
+        raise NotImplementedError
+
+
+class Encoded(Embedding):
+    """An `encoder`, made by a subclass: its state at `[CLS]`, and the history beside it."""
+
+    def __init__(self, config: EmbeddingConfig) -> None:
+        super().__init__()
+        least = {"hidden_size": 1, "num_attention_heads": 1, "num_hidden_layers": 1}
+        check_sizes(config, **least, intermediate_size=0)
+
+    def forward(self, observation: Observation) -> Tensor:
+        tensors = self.tensors(observation)
+        first = torch.zeros(len(tensors.document), 1, dtype=torch.int64)
+        states = self.encoder(tensors, first.to(tensors.document.device))
+        return torch.cat((states[:, 0], observation["history"].float()), dim=-1)
+
+    def tensors(self, observation: Observation) -> Tensors:
         raise NotImplementedError
 
 

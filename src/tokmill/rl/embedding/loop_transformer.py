@@ -18,10 +18,9 @@ from tokmill.mlir.tokens.views import Spaces, Wanted
 from tokmill.models.model import Inputs, Tensors
 from tokmill.models.transformers.transformer import Encoder, EncoderConfig
 from tokmill.rl.embedding.embeddings import (
-    Embedding,
     EmbeddingConfig,
+    Encoded,
     Observation,
-    check_sizes,
     draw_blocks,
 )
 
@@ -49,20 +48,13 @@ class LoopTransformerConfig(EmbeddingConfig, frozen=True, forbid_unknown_fields=
         return Wanted(kind="fields")
 
 
-class LoopTransformer(Embedding):
+class LoopTransformer(Encoded):
     """A norm in front of each branch, which trains without a warm-up."""
 
     Config = LoopTransformerConfig
 
     def __init__(self, config: LoopTransformerConfig, spaces: Spaces) -> None:
-        super().__init__()
-        check_sizes(
-            config,
-            hidden_size=1,
-            num_attention_heads=1,
-            num_hidden_layers=1,
-            intermediate_size=0,
-        )
+        super().__init__(config)
         width = config.hidden_size
         self.deepest = int(spaces["depths"].high.max())
         self.tokens = nn.Embedding(int(spaces["ids"].high.max()) + 1, width)
@@ -90,12 +82,6 @@ class LoopTransformer(Embedding):
                 nn.init.normal_(weight)
         draw_blocks(self.encoder.blocks)
         self.output_size = width + spaces["history"].shape[0]
-
-    def forward(self, observation: Observation) -> Tensor:
-        tensors = self.tensors(observation)
-        first = torch.zeros(len(tensors.document), 1, dtype=torch.int64)
-        states = self.encoder(tensors, first.to(tensors.document.device))
-        return torch.cat((states[:, 0], observation["history"].float()), dim=-1)
 
     def tensors(self, observation: Observation) -> Tensors:
         """Return the positions that the encoder reads.

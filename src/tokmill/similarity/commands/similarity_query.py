@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import elapsed, human_bytes, human_count
 from tokmill.similarity.commands.similarity_vectors import built_of, vectors_of
 from tokmill.similarity.index import Index, check_place, is_index, write_index
-from tokmill.similarity.query import MORE, Hit, Named, find_function, hits_of, nearest_rows
+from tokmill.similarity.query import Hit, Named, find_function, hits_of, nearest_rows
 from tokmill.store.store import Store
 from tokmill.terminal.frame import AsJson, At, Device, Quiet
 from tokmill.terminal.output import print_json, print_line, print_table
@@ -82,8 +83,6 @@ def query(
     check_given(given)
     where = _address(address)
     keys = {"program": program, "project": project, "compiler": compiler, "level": level}
-    # Several records may be parts of one function, or functions of the same program.
-    most = top * MORE * (16 if other_programs else 1) + 1
     if is_index(place):
         if given or graphs:
             raise UsageError(
@@ -92,15 +91,15 @@ def query(
         index = Index(place)
         store, by = index.store, index.facts.of
         asked = find_function(store, function, where, **keys)
-        rows, scores = index.nearest(index.vectors[asked.record], most)
+        nearest = partial(index.nearest, index.vectors[asked.record])
     else:
         store = Store(place)
         asked = find_function(store, function, where, **keys)
         folders = graphs or built_of(store)
         with elapsed("reading") if not quiet else contextlib.nullcontext():
             by, matrix, unit = _matrix(given, store, folders, alone, at, device, quiet)
-        rows, scores = nearest_rows(matrix, asked.record, most, unit=unit)
-    hits = hits_of(store, asked, rows, scores, top, other_programs=other_programs)
+        nearest = partial(nearest_rows, matrix, asked.record, unit=unit)
+    hits = hits_of(store, asked, nearest, top, other_programs=other_programs)
     if as_json:
         print_json({"asked": asked, "by": by, "hits": hits})
     else:

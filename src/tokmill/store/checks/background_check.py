@@ -7,8 +7,7 @@ each shard is hashed once, in a thread, while it is used. Shards that are in use
 import hashlib
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.files import reading
@@ -56,12 +55,7 @@ class ShardCheck:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         self._last = True
         if error is not None:
             self._ended.set()

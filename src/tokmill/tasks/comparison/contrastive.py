@@ -73,6 +73,12 @@ class SimilarityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """Temperature of in_batch."""
 
 
+RANKS = ("mrr", "recall_1", "recall_10")
+"""Metrics of which higher is better."""
+LOSS_KEYS = ("loss", "columns", "group", "negatives", "margin", "gamma", "temperature")
+"""Keys that decide the loss."""
+
+
 class ContrastiveConfig(SimilarityConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """How vectors of records are learned."""
 
@@ -106,7 +112,7 @@ class Contrastive(Task):
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
         """Return the unit of the loss, and the metrics for which higher is better."""
         unit = "nats an entry" if config.loss == "in_batch" else ""
-        return Measures(loss=unit, higher=("mrr", "recall_1", "recall_10"))
+        return Measures(loss=unit, higher=RANKS, decided_by=LOSS_KEYS)
 
     @classmethod
     def pool_of(cls, config: Any) -> Pool:
@@ -155,7 +161,7 @@ class Contrastive(Task):
     def example(self, rows: int) -> Tensors:
         batch = super().example(rows)
         number = torch.arange(rows)
-        values = {"role": number * 0, "record": number, "group": number}
+        values = {**dict.fromkeys(RELATIONS, number), "role": number * 0}
         return dataclasses.replace(batch, values=values)
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:

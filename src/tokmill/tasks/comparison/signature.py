@@ -35,7 +35,13 @@ from tokmill.tasks.comparison.comparison_losses import (
     over_entries,
     relations,
 )
-from tokmill.tasks.comparison.contrastive import Contrastive, Margin, SimilarityConfig
+from tokmill.tasks.comparison.contrastive import (
+    LOSS_KEYS,
+    RANKS,
+    Contrastive,
+    Margin,
+    SimilarityConfig,
+)
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import Facts
 
@@ -105,7 +111,8 @@ class Signature(Contrastive):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        return Measures(higher=("mrr", "recall_1", "recall_10"))
+        weights = ("likeness_weight", "cpi_weight", "consistency_weight")
+        return Measures(higher=RANKS, decided_by=(*LOSS_KEYS, *weights))
 
     @classmethod
     def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:

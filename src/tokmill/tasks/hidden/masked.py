@@ -30,11 +30,11 @@ from tokmill.tasks.measures import Measures
 from tokmill.tasks.next_token import choose_column
 from tokmill.tasks.task import Task, perplexity
 from tokmill.tasks.task_inputs import (
-    SEGMENT,
     Facts,
     Frame,
     RowKind,
     check_cut,
+    check_room,
     cut_rows,
     frame_of,
     framed,
@@ -60,6 +60,10 @@ class HiddenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Share of the hidden tokens that become a random token; the others stay as they are."""
     tied: bool = True
     """Whether the head of a column is its embedding."""
+
+
+HIDES = ("columns", "share", "most", "mask_share", "random_share")
+"""Keys that decide which tokens are predicted, and what the model sees of them."""
 
 
 class MaskedConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -204,19 +208,13 @@ class Masked(Task):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        """Return the columns of ids, and the segment where the store has one."""
-        inputs = store_inputs(facts)
-        column = facts.schema.get(SEGMENT)
-        has = column is not None and column.per == "token"
-        if config.segment != "always" and not (config.segment and has):
-            return inputs
-        return dataclasses.replace(inputs, made={SEGMENT: 2})
+        return store_inputs(facts, config.segment)
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
         count = len(config.columns or inputs.ids)
         unit = "nats a hidden token" if count == 1 else f"nats, sum over {count} columns"
-        return Measures(loss=unit, higher=("accuracy",))
+        return Measures(loss=unit, higher=("accuracy",), decided_by=HIDES)
 
     def check_rows(self) -> None:
         """Refuse rows that cannot be cut."""
@@ -244,12 +242,7 @@ class Masked(Task):
     def _own_length(self, store: Store) -> int:
         """Return the tokens of a row that are the store's own."""
         short = 2 if self.frame and not is_framed(store, self.frame) else 0
-        if self.length <= short:
-            raise UsageError(
-                f"a row of {self.length} positions has no room between [CLS] and [SEP]",
-                where="task.length",
-                hint="--set task.length=128, for example",
-            )
+        check_room(self.length, short + 1, "between [CLS] and [SEP]")
         return self.length - short
 
     def _check_store(self, store: Store) -> None:

@@ -20,12 +20,12 @@ from tokmill.models.heads import Classes, Pooler
 from tokmill.models.model import Group, Inputs, Model, Tensors, decay_groups
 from tokmill.models.transformers.layers import Scores
 from tokmill.store.store import Store
-from tokmill.tasks.hidden.masked import PLACES, HiddenConfig, Masked
+from tokmill.tasks.hidden.masked import HIDES, PLACES, HiddenConfig, Masked
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import (
-    SEGMENT,
     Facts,
     Frame,
+    check_room,
     frame_of,
     framed,
     is_framed,
@@ -76,19 +76,16 @@ class SentencePair(Masked):
 
     @classmethod
     def inputs(cls, config: Any, facts: Facts) -> Inputs:
-        return dataclasses.replace(store_inputs(facts), made={SEGMENT: 2})
+        return store_inputs(facts, "always")
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        return Measures(loss="nats a hidden token and a pair", higher=("accuracy",))
+        pairs = ("group", "apart", "cut", "pair_weight")
+        unit = "nats a hidden token and a pair"
+        return Measures(loss=unit, higher=("accuracy",), decided_by=(*HIDES, *pairs))
 
     def check_rows(self) -> None:
-        if self.length < 16:
-            raise UsageError(
-                f"{self.length} positions have no room for two halves",
-                where="task.length",
-                hint="--set task.length=128, for example",
-            )
+        check_room(self.length, 16, "for two halves")
 
     @property
     def frame(self) -> Frame:

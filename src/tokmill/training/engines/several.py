@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -108,12 +107,7 @@ class Several(Engine):
             self.meet()
             yield
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         super().__exit__(kind, error, trace)
         if error is None:
             try:

@@ -53,7 +53,6 @@ from tokmill.training.runs.trackers import METRICS, read_metrics
 from tokmill.training.runs.weights import FINAL, load_from, newest_weights, step_of, weights_at
 
 VOCAB, LOCK = "vocab", ".lock"
-SESSIONS = "sessions.jsonl"
 BEGUN = {LOCK, FACTS, VOCAB, RUN_ID, INPUT_FORMAT}
 """What a folder holds at most before it has a recipe."""
 

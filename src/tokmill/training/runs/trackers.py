@@ -21,7 +21,7 @@ from tokmill.training.recipe.config import TrainConfig
 if TYPE_CHECKING:
     from tokmill.training.runs.checkpoint import State
 
-METRICS = "metrics.jsonl"
+METRICS, SESSIONS = "metrics.jsonl", "sessions.jsonl"
 
 
 class Tracker(Protocol):
@@ -67,6 +67,17 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
             entries.append(entry)
     return entries
+
+
+def validated_since(run: Path) -> int:
+    """Return the step after which a run was evaluated on the rows of its last session alone."""
+    file, since, rows = run / SESSIONS, 0, None
+    for session in read_metrics(file) if file.exists() else ():
+        here: Any = session.get("validation")
+        if here and rows not in (None, here):
+            since = int(session["step"])
+        rows = here or rows
+    return since
 
 
 @contextmanager
