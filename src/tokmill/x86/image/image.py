@@ -5,6 +5,7 @@ side by side without a zero between them; their lengths are in the code.
 """
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -212,10 +213,9 @@ class Program:
     """Behind all that is loaded, what is not in the file (`.bss`) too; 0 where it is not known."""
 
     def section_at(self, address: int) -> Section | None:
-        for section in self.sections:
-            if section.address <= address < section.stop:
-                return section
-        return None
+        place = bisect_right(self.sections, address, key=lambda section: section.address) - 1
+        found = self.sections[place] if place >= 0 else None
+        return found if found is not None and address < found.stop else None
 
     def read(self, address: int, size: int) -> Array:
         """Return up to `size` bytes at an address, linked; fewer where the section ends."""

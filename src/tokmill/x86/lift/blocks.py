@@ -47,11 +47,9 @@ class Blocks:
         straight = instructions.flow[ways.source] == Flow.NEXT
         straight &= count[ways.target] == count[ways.source] + 1
         targets = ways.target[ways.reached(ways.source) & ~straight]
-        leaders = np.concatenate(
-            [self.findings.starts, ways.called, self.findings.roots, instructions.start[targets]]
-        )
-        begins = np.isin(start, self.code.edge)
-        begins |= instructions.marks(leaders)[reached]
+        found = (self.findings.starts, ways.called, self.findings.roots, self.code.edge)
+        leaders = np.concatenate([*found, instructions.start[targets]])
+        begins = instructions.marks(leaders)[reached]
         begins[:1] = True
         begins[1:] |= (instructions.flow[reached][:-1] != Flow.NEXT) | (end[:-1] != start[1:])
         first = np.flatnonzero(begins)
@@ -80,7 +78,7 @@ class Blocks:
         plain = LEADS[flow]
         plain[through[low < high]] = False
         falls = FALLS[flow] & ~member(self.last_row, self.findings.ways.no_return)
-        falls &= ~np.isin(self.end, self.code.edge)
+        falls &= ~member(self.end, self.code.edge)
         # The edges of a block follow one another, `FALL` is the last one.
         count = plain.astype(np.int8) + falls
         begin = np.zeros(len(flow) + 1, np.int64)

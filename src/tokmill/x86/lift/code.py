@@ -109,23 +109,21 @@ class Code:
         self.data_end = end[np.append(apart, True)]
 
     def _thunks(self) -> tuple[Array, Array]:
-        data = self.linked
+        data = self.linked if self.bits == 32 else self.linked[:0]
         at = np.flatnonzero(
             (data[:-3] == 0x8B)
             & (data[1:-2] & 0xC7 == 4)
             & (data[2:-1] == 0x24)
             & (data[3:] == 0xC3)
         )
-        at = at[: len(at) if self.bits == 32 else 0]
         return self.address(at), data[at + 1].astype(np.int64) >> 3
 
     def _loads_of_the_table(self) -> tuple[Array, Array]:
         """Return offset and register of each `call thunk; add register, distance` of the table."""
-        data, size = self.linked, self.size
+        data, size = self.linked, self.size if self.table and len(self.thunk) else 0
         short = data[5 : size + 5] == 0x05
         adds = short | (data[5 : size + 5] == 0x81) & (data[6 : size + 6] & 0xF8 == 0xC0)
         at = np.flatnonzero((data[:size] == 0xE8) & adds)
-        at = at[: len(at) if self.table and len(self.thunk) else 0]
         short = short[at]
         register = np.where(short, 0, data[at + 6] & 7)
         begin = self.address(at) + np.uint64(5)

@@ -5,7 +5,8 @@ read from the opcodes in columns (Intel SDM volume 2, appendix A).
 """
 
 import enum
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,7 @@ LONGEST = 15
 """Bytes of the longest instruction."""
 BATCH = 1 << 18
 """Instructions decoded at a time, so that lists of them stay small."""
+FEW = 1 << 10
 INVALID_BIT = 16
 # iced's kinds of flow: direct jumps, branches and calls; and those after which control may go on.
 LEADS, GOES_ON = (1, 3, 5), (0, 3, 5, 6, 7, 8)
@@ -80,6 +82,7 @@ class Instructions:
         self._words = np.zeros(code.size // 64 + 1, np.uint64)
         self._before = np.zeros(len(self._words), np.int32)
         self._waiting: dict[int, int] = {}
+        self._edges, self._bases = code.edge.tolist(), code.base.tolist()
         decoder, data = iced.Decoder, code.linked
         self._decoders = [
             decoder(code.bits, data[int(a) : int(b)].tobytes(), ip=int(base))
@@ -104,7 +107,7 @@ class Instructions:
         """Yield offsets and marks of instructions, at most `BATCH` of a section at a time."""
         for edge, decoder in zip(self.code.edge.tolist(), self._decoders, strict=False):
             instructions = iter(decoder)
-            while read := bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)]):
+            while read := b"".join(_marks(islice(instructions, BATCH))):
                 marked = np.frombuffer(read, np.uint8)
                 ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
                 start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
@@ -153,11 +156,22 @@ class Instructions:
     def instruction(self, row: int) -> Any:
         return self._from(int(self.start[row])).decode()
 
+    def several(self, rows: Sequence[int]) -> list[Any]:
+        """Return the instructions in some rows; successive ones mostly lie side by side."""
+        result = []
+        decoder, end = None, -1
+        for start in self.start[rows].tolist():
+            if start != end or not decoder.can_decode:
+                decoder = self._from(start)
+            result.append(decoder.decode())
+            end = start + len(result[-1])
+        return result
+
     def _from(self, offset: int) -> Any:
-        part = int(np.searchsorted(self.code.edge, offset, side="right")) - 1
-        decoder, inside = self._decoders[part], offset - int(self.code.edge[part])
+        part = bisect_right(self._edges, offset) - 1
+        decoder, inside = self._decoders[part], offset - self._edges[part]
         decoder.position = inside
-        decoder.ip = (int(self.code.base[part]) + inside) & ((1 << 64) - 1)
+        decoder.ip = (self._bases[part] + inside) & ((1 << 64) - 1)
         return decoder
 
     def row(self, offset: Array) -> Array:
@@ -235,6 +249,13 @@ class Instructions:
         self._words = np.packbits(flags, bitorder="little").view(np.uint64)
         counts = np.bitwise_count(self._words).astype(np.int32)
         self._before = np.cumsum(counts, dtype=np.int32) - counts
+
+
+def _marks(instructions: Iterator[Any]) -> Iterator[bytes]:
+    """Yield lengths and marks of instructions, a few at a time, which fit into a cache."""
+    while some := list(islice(instructions, FEW)):
+        lengths = bytes(map(len, some))
+        yield lengths if all(some) else bytes([len(one) | (not one) << 4 for one in some])
 
 
 def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:

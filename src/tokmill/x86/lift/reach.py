@@ -31,23 +31,21 @@ class Ways:
     ) -> None:
         self.instructions, self.no_return = instructions, no_return
         code, start = instructions.code, instructions.start
-        count = len(start)
         falls = FALLS[instructions.flow]
         falls[no_return] = False
         end = start + instructions.length
-        follows = np.zeros(count, bool)
+        follows = np.zeros(len(start), bool)
         follows[:-1] = end[:-1] == start[1:]
         # Offsets continue from one section to the next, addresses do not.
-        if len(code.edge) > 2:
-            follows &= ~np.isin(end, code.edge[1:-1])
-        self.last = np.flatnonzero(~(falls & follows))
-        """(R,) i8, the last row of each run."""
+        begins = instructions.row(code.edge[1:-1])
+        follows[begins[begins > 0] - 1] = False
+        self._set_runs(np.flatnonzero(~(falls & follows)))
         odd = np.flatnonzero(falls & ~follows)
         at = end[odd].astype(np.int64)
         odd_target = np.where(member(at, code.edge), -1, at)
         flow = instructions.flow[instructions.transfer]
-        jumps = np.isin(flow, (Flow.JUMP, Flow.BRANCH, Flow.CALL_LOCAL))
         calls = flow == Flow.CALL
+        jumps = DIRECT[flow] & ~calls
         sources = [instructions.transfer[jumps], odd]
         targets = [code.offset(instructions.target[jumps]), odd_target]
         table = instructions.row(tables[0])
@@ -58,12 +56,7 @@ class Ways:
         source, offset = source[order], offset[order]
         target = instructions.row(offset)
         decoded = target >= 0
-        self.source = source[decoded]
-        """(W,) i8, ascending: rows with a way other than falling through."""
-        self.target = target[decoded]
-        """(W,) i8, the rows to which these ways lead."""
-        self._into = np.argsort(self.target, kind="stable")
-        self._ordered_target = self.target[self._into]
+        self._set_ways(source[decoded], target[decoded])
         self.missing_source, self.missing = source[~decoded], offset[~decoded]
         """Ways to places without an instruction: row, and offset (-1: not in code)."""
         self.call = instructions.transfer[calls]
@@ -73,10 +66,33 @@ class Ways:
         # A `call` of the next instruction pushes its address and calls nothing.
         self.callee[self.callee == end[self.call]] = -1
         self.callee_row = instructions.row(self.callee)
-        self.first = np.full(len(self.last), count, np.int64)
+
+    def _set_runs(self, last: Array) -> None:
+        self.last = last
+        """(R,) i8, the last row of each run."""
+        self.first = np.full(len(last), len(self.instructions.start), np.int64)
         """(R,) i8, the first reached row of each run; the number of all rows if none is reached."""
         self.called = np.zeros(0, np.int64)
         """i8, ascending: offsets of the callees of reached code."""
+
+    def _set_ways(self, source: Array, target: Array) -> None:
+        self.source = source
+        """(W,) i8, ascending: rows with a way other than falling through."""
+        self.target = target
+        """(W,) i8, the rows to which these ways lead."""
+        self._into = np.argsort(target, kind="stable")
+        self._ordered_target = target[self._into]
+
+    def close(self, calls: Array) -> None:
+        """Let more calls (rows) not return; what was reached is forgotten."""
+        self.no_return = distinct(self.no_return, calls)
+        self._set_runs(distinct(self.last, calls))
+        # Behind some of them another instruction overlaps the next one, or there is none.
+        kept = ~member(self.source, calls)
+        if not kept.all():
+            self._set_ways(self.source[kept], self.target[kept])
+        kept = ~member(self.missing_source, calls)
+        self.missing_source, self.missing = self.missing_source[kept], self.missing[kept]
 
     def run(self, rows: Array) -> Array:
         return np.searchsorted(self.last, rows)
@@ -275,11 +291,13 @@ class NoReturn:
         self.by_status = _places([imports, slots], BY_STATUS.__contains__)
         self.switching = _places([functions], SWITCHING.__contains__)
         """u8, ascending: functions that return, although no path through them does."""
+        self._calls = (-1, np.zeros(0, np.int64))
+        """Number of instructions, and the calls among them that do not return."""
 
     def jumps(self, instructions: Instructions) -> Array:
         flow = instructions.flow[instructions.transfer]
         leave = (flow == Flow.JUMP) | (flow == Flow.JUMP_INDIRECT)
-        return instructions.transfer[leave & member(instructions.target, self.named)]
+        return instructions.transfer[leave][member(instructions.target[leave], self.named)]
 
     def calls(self, instructions: Instructions) -> Array:
         """Return the rows of calls that do not return, without following the callees.
@@ -287,12 +305,18 @@ class NoReturn:
         They call functions that are known by name, or are the last instruction of a range in unwind
         tables or symbols.
         """
+        if self._calls[0] != len(instructions.start):
+            self._calls = len(instructions.start), self._find_calls(instructions)
+        return self._calls[1]
+
+    def _find_calls(self, instructions: Instructions) -> Array:
         flow = instructions.flow[instructions.transfer]
         is_call = (flow == Flow.CALL) | (flow == Flow.CALL_INDIRECT)
         rows, target = instructions.transfer[is_call], instructions.target[is_call]
         no_return = member(target, self.named)
         maybe = np.flatnonzero(member(target, self.by_status))
-        no_return[maybe] |= _status(self.program, instructions, rows[maybe])
+        if len(maybe):
+            no_return[maybe] |= _status(self.program, instructions, rows[maybe])
         code = instructions.code
         at = code.address(instructions.start[rows].astype(np.int64))
         end = at + instructions.length[rows]
@@ -314,9 +338,10 @@ def follow(ways: Ways, no_return: NoReturn) -> Array:
     """
     instructions = ways.instructions
     flow = instructions.flow[instructions.transfer]
-    ends = (flow == Flow.RETURN) | (flow == Flow.INVALID) | (flow == Flow.JUMP_INDIRECT)
-    resolved = np.isin(instructions.transfer, ways.source) & (flow == Flow.JUMP_INDIRECT)
-    rows = np.concatenate([instructions.transfer[ends & ~resolved], ways.missing_source])
+    ends = instructions.transfer[(flow == Flow.RETURN) | (flow == Flow.INVALID)]
+    jumps = instructions.transfer[flow == Flow.JUMP_INDIRECT]
+    unresolved = jumps[~member(jumps, ways.source)]
+    rows = np.concatenate([ends, unresolved, ways.missing_source])
     rows = without(rows, no_return.jumps(instructions))
     switching = instructions.row(instructions.code.offset(no_return.switching))
     rows = np.concatenate([rows, switching[switching >= 0]])
@@ -351,7 +376,7 @@ def _status(program: Program, instructions: Instructions, rows: Array) -> Array:
         while first > max(0, row - STRAIGHT) and not entered[first] and goes_on[first - 1]:
             first -= 1
         path = Path(program.bits, {}, {}, {})
-        path.run([instructions.instruction(one) for one in range(first, row + 1)])
+        path.run(instructions.several(range(first, row + 1)))
         status = path.argument(register)
         result[i] = not status.terms and status.number != 0
     return result
