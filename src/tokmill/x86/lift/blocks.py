@@ -46,7 +46,7 @@ class Blocks:
         count = np.cumsum(reached)
         straight = instructions.flow[ways.source] == Flow.NEXT
         straight &= count[ways.target] == count[ways.source] + 1
-        targets = ways.target[ways.reached(ways.source) & ~straight]
+        targets = ways.target[reached[ways.source] & ~straight]
         found = (self.findings.starts, ways.called, self.findings.roots, self.code.edge)
         leaders = np.concatenate([*found, instructions.start[targets]])
         begins = instructions.marks(leaders)[reached]

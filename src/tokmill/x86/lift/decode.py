@@ -101,7 +101,10 @@ class Instructions:
                 parts, count = [], 0
         if parts:
             columns.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
-        self._add(columns)
+        self.start, self.length, self.flow, self.target = map(
+            np.concatenate, zip(*columns, strict=True)
+        )
+        self._index()
 
     def _swept(self) -> Iterator[tuple[Array, Array]]:
         """Yield offsets and marks of instructions, at most `BATCH` of a section at a time."""
@@ -149,9 +152,18 @@ class Instructions:
         """Add the new instructions to the columns, which changes the rows."""
         count = len(self._waiting)
         start = np.fromiter(self._waiting, np.int32, count)
-        columns = self._columns(start, np.fromiter(self._waiting.values(), np.uint8, count))
+        marked = np.fromiter(self._waiting.values(), np.uint8, count)
+        start, length, flow, target = self._columns(start, marked)
         self._waiting.clear()
-        self._add([(self.start, self.length, self.flow, self.target), columns])
+        transfer = np.flatnonzero(flow)
+        order, of_target = np.argsort(start), np.argsort(start[transfer])
+        place = np.searchsorted(self.start, start[order])
+        at = np.searchsorted(self.start[self.transfer], start[transfer[of_target]])
+        self.target = np.insert(self.target, at, target[of_target])
+        self.start = np.insert(self.start, place, start[order])
+        self.length = np.insert(self.length, place, length[order])
+        self.flow = np.insert(self.flow, place, flow[order])
+        self._index()
 
     def instruction(self, row: int) -> Any:
         return self._from(int(self.start[row])).decode()
@@ -231,21 +243,11 @@ class Instructions:
         jumps = flow == Flow.JUMP
         self.gates = self.transfer[jumps][member(self.target[jumps], thunks)]
 
-    def _add(self, parts: list[tuple[Array, Array, Array, Array]]) -> None:
-        start, length, flow, target = (
-            np.concatenate([part[i] for part in parts]) for i in range(4)
-        )
-        transfer = np.flatnonzero(flow)
-        if (start[1:] <= start[:-1]).any():
-            target = target[np.argsort(start[transfer], kind="stable")]
-            order = np.argsort(start, kind="stable")
-            start, length, flow = start[order], length[order], flow[order]
-            transfer = np.flatnonzero(flow)
-        self.start, self.length, self.flow = start, length, flow
-        self.transfer, self.target = transfer, target
+    def _index(self) -> None:
+        self.transfer = np.flatnonzero(self.flow)
         self._set_gates()
         flags = np.zeros(len(self._words) * 64, np.uint8)
-        flags[start] = 1
+        flags[self.start] = 1
         self._words = np.packbits(flags, bitorder="little").view(np.uint64)
         counts = np.bitwise_count(self._words).astype(np.int32)
         self._before = np.cumsum(counts, dtype=np.int32) - counts

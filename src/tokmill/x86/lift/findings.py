@@ -117,18 +117,22 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
     begin = begin + 2 * over
     open_ = np.arange(len(begin))
     aligned = np.full(len(begin), -1)
+    rows = instructions.row(begin)
     for _ in range(MOST_PADDING):
-        rows = instructions.row(begin[open_])
         skip = (rows >= 0) & (begin[open_] < end[open_])
         skip[skip] = is_padding(instructions, rows[skip])
         open_, rows = open_[skip], rows[skip]
         if not len(open_):
             break
         here = begin[open_]
-        first, _ = opcodes(instructions, rows)
-        may = ~np.isin(first, FILLS) & (instructions.code.address(here) % ALIGNMENT == 0)
+        may = np.flatnonzero(instructions.code.address(here) % ALIGNMENT == 0)
+        may = may[~np.isin(opcodes(instructions, rows[may])[0], FILLS)]
         aligned[open_[may]] = here[may]
-        begin[open_] += instructions.length[rows]
+        here = begin[open_] = here + instructions.length[rows]
+        rows = np.minimum(rows + 1, len(instructions.start) - 1)
+        # Most often the next instruction begins where this one ends.
+        apart = np.flatnonzero(instructions.start[rows] != here)
+        rows[apart] = instructions.row(here[apart])
     start = np.minimum(begin, end)
     late = (aligned >= 0) & (begin < end) & (instructions.code.address(begin) % ALIGNMENT != 0)
     start[late] = aligned[late]

@@ -70,6 +70,7 @@ class Ways:
     def _set_runs(self, last: Array) -> None:
         self.last = last
         """(R,) i8, the last row of each run."""
+        self._run = self._parts(last)
         self.first = np.full(len(last), len(self.instructions.start), np.int64)
         """(R,) i8, the first reached row of each run; the number of all rows if none is reached."""
         self.called = np.zeros(0, np.int64)
@@ -94,11 +95,20 @@ class Ways:
         kept = ~member(self.missing_source, calls)
         self.missing_source, self.missing = self.missing_source[kept], self.missing[kept]
 
+    def _parts(self, last: Array) -> Array:
+        """Return the part of each row, given the last row of each part: (I,) i4."""
+        ends = np.zeros(len(self.instructions.start), bool)
+        ends[last] = True
+        result = np.cumsum(ends, dtype=np.int32)
+        result -= ends
+        return result
+
     def run(self, rows: Array) -> Array:
-        return np.searchsorted(self.last, rows)
+        result: Array = self._run[rows]
+        return result
 
     def begin(self, row: int) -> int:
-        run = int(self.run(np.asarray(row)))
+        run = int(self._run[row])
         return int(self.last[run - 1]) + 1 if run else 0
 
     def into(self, low: int, high: int) -> list[tuple[int, int]]:
@@ -160,8 +170,8 @@ class Ways:
         own = np.searchsorted(heads, call, side="right") - 1
         doubtful = (own >= 0) & (callee == heads[own]) if len(heads) else np.zeros(0, bool)
         while True:
-            last, leading = self._leading(rows, call[doubtful], callee[doubtful])
-            lost = callee > leading[np.searchsorted(last, callee)]
+            part, leading = self._leading(rows, call[doubtful], callee[doubtful])
+            lost = callee > leading[part[callee]]
             if not (lost & ~doubtful).any():
                 break
             doubtful |= lost
@@ -173,20 +183,22 @@ class Ways:
         """Return from where one of `rows` can be reached, searching backwards.
 
         Code before one of the calls `call` counts only if the callee leads to `rows` too. The
-        result is the last row of each part (runs, cut after these calls), and the last row of the
-        part that leads to one of `rows`, or -1.
+        result is the part (run, cut after these calls) of each row, and the last row of each part
+        that leads to one of `rows`, or -1.
         """
-        last = distinct(self.last, call)
+        # Both are ascending: merging them is many times faster than sorting.
+        last = np.sort(np.concatenate([self.last, without(call, self.last)]), kind="stable")
         begin = np.concatenate([[0], last[:-1] + 1])
+        part_of = self._parts(last)
         goes_on = np.ones(len(last), bool)
-        goes_on[np.searchsorted(last, self.last)] = False
+        goes_on[part_of[self.last]] = False
         leading = np.full(len(last), -1, np.int64)
         by_callee = np.argsort(callee, kind="stable")
         ordered = callee[by_callee]
         comes_back, left_behind = np.zeros(len(call), bool), np.zeros(len(call), bool)
         while len(rows):
             rows = distinct(rows)
-            part = np.searchsorted(last, rows)
+            part = part_of[rows]
             highest = np.ones(len(rows), bool)
             highest[:-1] = part[1:] != part[:-1]
             highest &= rows > leading[part]
@@ -210,7 +222,7 @@ class Ways:
                 is_call[is_call] = ~comes_back[at[is_call]]
                 before = np.concatenate([before[~is_call], call[now[left_behind[now]]]])
             rows = before
-        return last, leading
+        return part_of, leading
 
 
 _LIBRARIES = {
