@@ -97,11 +97,9 @@ class Ways:
 
     def _parts(self, last: Array) -> Array:
         """Return the part of each row, given the last row of each part: (I,) i4."""
-        ends = np.zeros(len(self.instructions.start), bool)
-        ends[last] = True
-        result = np.cumsum(ends, dtype=np.int32)
-        result -= ends
-        return result
+        result = np.zeros(len(self.instructions.start), np.int32)
+        result[last[:-1] + 1] = 1
+        return np.cumsum(result, dtype=np.int32, out=result)
 
     def run(self, rows: Array) -> Array:
         result: Array = self._run[rows]

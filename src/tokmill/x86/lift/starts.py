@@ -7,7 +7,7 @@ functions, or that looks like an entry after padding.
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, expand, member, without
+from tokmill.x86.image.image import Program, distinct, expand, member
 from tokmill.x86.lift.code import INT3, Code
 from tokmill.x86.lift.decode import Flow, Instructions
 from tokmill.x86.lift.findings import (
@@ -251,7 +251,10 @@ def gap_starts(findings: Findings, functions: Array) -> Array:
     gap = np.arange(len(begin))
     # After an instruction that does not fall through something new begins. It is a function if no
     # decoded code leads there.
-    rows = without(ways.last[:-1] + 1, ways.target)
+    targets = np.zeros(len(instructions.start), bool)
+    targets[ways.target] = True
+    rows = ways.last[:-1] + 1
+    rows = rows[~targets[rows]]
     inner = instructions.start[rows].astype(np.int64)
     at = np.searchsorted(begin, inner) - 1
     inside = (at >= 0) & (inner < end[at])
@@ -269,7 +272,7 @@ def gap_starts(findings: Findings, functions: Array) -> Array:
     # After a call that does not return comes more code of the caller.
     keep &= padded | looks | ~member(start, _behind_quiet(findings))
     aligned = code.address(start) % ALIGNMENT == 0
-    free = ~member(rows, distinct(ways.target))
+    free = ~targets[rows]
     no_label = (looks & aligned) | _no_jump_between(instructions, begin[gap], start)
     keep &= first | (free & no_label)
     start, first, padded, gap = start[keep], first[keep], padded[keep], gap[keep]
