@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section, Unwind, expand
+from tokmill.x86.image.image import Program, Section, Unwind, expand, numbers_at
 
 OMIT, PC_RELATIVE = 0xFF, 0x10
 SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
@@ -182,9 +182,8 @@ def _pointers(
 
 def _numbers(data: Array, place: Array, size: int, *, signed: bool) -> Array:
     """Return the little-endian numbers at some places (i8 or u8)."""
-    cells = data[place[:, None] + np.arange(size)]
     kind = f"<{'i' if signed else 'u'}{size}"
-    return cells.view(kind)[:, 0].astype(np.int64 if signed else np.uint64)
+    return numbers_at(data, place, kind).astype(np.int64 if signed else np.uint64)
 
 
 def _leb128(data: Array, place: Array) -> tuple[Array, Array]:

@@ -41,6 +41,13 @@ def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
     return place, there
 
 
+def numbers_at(data: Array, places: Array, kind: str) -> Array:
+    """Return the numbers of a dtype, such as `<i4`, that begin at places of bytes: (n,)."""
+    count = max(0, len(data) - np.dtype(kind).itemsize + 1)
+    # A view whose numbers begin at every byte.
+    return np.ndarray((count,), kind, data.data, strides=(1,))[places]
+
+
 def member(values: Array, ordered: Array) -> Array:
     """Return for each value whether it is among sorted values: (n,) bool."""
     if not len(ordered):
@@ -230,8 +237,7 @@ class Program:
         result = np.zeros(len(addresses), np.uint64)
         for section in self.sections:
             place, here = self._inside(section, addresses)
-            cells = section.linked[place[:, None] + np.arange(self.word)]
-            result[here] = cells.view(f"<u{self.word}")[:, 0]
+            result[here] = numbers_at(section.linked, place, f"<u{self.word}")
         return result
 
     def store(self, addresses: Array, values: Array) -> None:

@@ -5,7 +5,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge
-from tokmill.x86.image.image import distinct, expand, member, without
+from tokmill.x86.image.image import distinct, expand, member, numbers_at, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, INDIRECT, Flow, Instructions
 from tokmill.x86.lift.findings import Findings
 
@@ -237,8 +237,7 @@ def _loads(instructions: Instructions, rows: Array, at: Array) -> tuple[Array, A
     based = plain & ((form & 0xC0) == 0x80) & (not wide) & code.based(form & 7, at)
     short = (data[at] == 0xA1) & (length == 5) & (not wide)
     end = at + length
-    cells = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)]
-    slot = cells.view("<i4")[:, 0].astype(np.int64).astype(np.uint64)
+    slot = numbers_at(data, np.maximum(end - 4, 0), "<i4").astype(np.uint64)
     if wide:
         slot = slot + code.address(end - 1) + np.uint64(1)
     else:

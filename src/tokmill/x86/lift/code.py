@@ -22,7 +22,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section, distinct, member
+from tokmill.x86.image.image import Program, Section, distinct, member, numbers_at
 
 INT3 = 0xCC
 EBX = 3
@@ -139,8 +139,7 @@ class Code:
         begin = self.address(at) + np.uint64(5)
         number = at + np.where(short, 6, 7)
         called, added = (
-            data[place[:, None] + np.arange(4)].view("<i4")[:, 0].astype(np.int64).astype(np.uint64)
-            for place in (at + 1, number)
+            numbers_at(data, place, "<i4").astype(np.uint64) for place in (at + 1, number)
         )
         called, added = (begin + called) & MASK, (begin + added) & MASK
         is_load = member(called, self.thunk) & (added == self.table)
@@ -237,8 +236,7 @@ def retpolines(code: Code, offset: Array) -> Array:
     data = code.linked
     rows = np.flatnonzero((offset >= 0) & (data[np.maximum(offset, 0)] == CALL))
     begin = offset[rows]
-    cells = data[begin[:, None] + np.arange(1, 5)]
-    target = begin + 5 + cells.view("<i4")[:, 0].astype(np.int64)
+    target = begin + 5 + numbers_at(data, begin + 1, "<i4")
     near = (target > begin) & (target < np.minimum(begin + JUMPED, code.size))
     rows, target = rows[near], target[near]
     result[rows] = np.where(overwrites(code, target) >= 0, target, NOWHERE)
@@ -329,8 +327,7 @@ def register_calls(
         number = (data[at + 1] & 7) | (data[at] & 1) << 3
         moves = ((data[at] & 0xFE) == 0x48) & ((data[at + 1] & 0xF8) == 0xB8)
         moves &= (length[before] == MOVABS) & (number == register)
-        cells = data[at[moves][:, None] + np.arange(2, MOVABS)]
-        value = cells.view("<u8")[:, 0].astype(np.uint64)
+        value = numbers_at(data, at[moves] + 2, "<u8")
         in_code = code.executable(value)
         calls.append(rows[moves][in_code])
         address.append(value[in_code])

@@ -14,7 +14,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import distinct, member
+from tokmill.x86.image.image import distinct, member, numbers_at
 from tokmill.x86.lift.code import (
     CALL,
     Code,
@@ -28,7 +28,6 @@ LONGEST = 15
 """Bytes of the longest instruction."""
 BATCH = 1 << 18
 """Instructions decoded at a time, so that lists of them stay small."""
-FEW = 1 << 10
 INVALID_BIT = 16
 # iced's kinds of flow: direct jumps, branches and calls; and those after which control may go on.
 LEADS, GOES_ON = (1, 3, 5), (0, 3, 5, 6, 7, 8)
@@ -110,7 +109,7 @@ class Instructions:
         """Yield offsets and marks of instructions, at most `BATCH` of a section at a time."""
         for edge, decoder in zip(self.code.edge.tolist(), self._decoders, strict=False):
             instructions = iter(decoder)
-            while read := b"".join(_marks(islice(instructions, BATCH))):
+            while read := bytes([len(i) | (not i) << 4 for i in islice(instructions, BATCH)]):
                 marked = np.frombuffer(read, np.uint8)
                 ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
                 start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
@@ -253,13 +252,6 @@ class Instructions:
         self._before = np.cumsum(counts, dtype=np.int32) - counts
 
 
-def _marks(instructions: Iterator[Any]) -> Iterator[bytes]:
-    """Yield lengths and marks of instructions, a few at a time, which fit into a cache."""
-    while some := list(islice(instructions, FEW)):
-        lengths = bytes(map(len, some))
-        yield lengths if all(some) else bytes([len(one) | (not one) << 4 for one in some])
-
-
 def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
     """Return the flow (u1) of instructions and the address (u8) in them, or 0.
 
@@ -300,10 +292,9 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
     end = start[rows].astype(np.int64) + length[rows]
     short = ((byte & 0xF0) == 0x70) | ((byte & 0xFC) == 0xE0) | (byte == 0xEB)
     short &= ~wide
-    cells = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)]
     # In 64-bit code Intel's processors ignore the prefix for a 16-bit distance.
     half = narrow if code.bits == 32 else np.zeros(len(rows), bool)
-    distance = cells.view("<i4")[:, 0].astype(np.int64)
+    distance = numbers_at(data, np.maximum(end - 4, 0), "<i4").astype(np.int64)
     distance = np.where(half, distance >> 16, distance)
     # Short jumps have a distance of one byte.
     distance = np.where(short, data[end - 1].view(np.int8).astype(np.int64), distance)
@@ -324,7 +315,7 @@ def _slots(code: Code, start: Array, length: Array) -> Array:
     form = data[np.maximum(end - 5, 0)]
     opcode = data[np.maximum(end - 6, 0)]
     plain = (opcode == 0xFF) & (length >= 6)
-    value = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)].view("<i4")[:, 0].astype(np.uint64)
+    value = numbers_at(data, np.maximum(end - 4, 0), "<i4").astype(np.uint64)
     here = plain & ((form & 0xC7) == 0x05)
     if code.bits == 64:
         result[here] = (code.address(end - 1) + np.uint64(1) + value)[here]

@@ -10,7 +10,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, member
+from tokmill.x86.image.image import Program, distinct, member, numbers_at
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
@@ -183,7 +183,7 @@ class DataUses:
         at = np.flatnonzero((data[5:-5] & 0xC7) == 5) + 5
         # The byte before the displacement is a ModRM byte, not a SIB byte.
         at = at[(data[at - 1] != LEA) & ((data[at] != SIB) | ((data[at - 1] & 0xC7) != 4))]
-        distance = data[at[:, None] + np.arange(1, 5)].view("<i4")[:, 0].astype(np.uint64)
+        distance = numbers_at(data, at + 1, "<i4").astype(np.uint64)
         places, ends, targets = [], [], []
         for more in NUMBERS:
             end = at + 5 + more

@@ -301,8 +301,6 @@ class NoReturn:
         self.by_status = _places([imports, slots], BY_STATUS.__contains__)
         self.switching = _places([functions], SWITCHING.__contains__)
         """u8, ascending: functions that return, although no path through them does."""
-        self._calls = (-1, np.zeros(0, np.int64))
-        """Number of instructions, and the calls among them that do not return."""
 
     def jumps(self, instructions: Instructions) -> Array:
         flow = instructions.flow[instructions.transfer]
@@ -315,11 +313,6 @@ class NoReturn:
         They call functions that are known by name, or are the last instruction of a range in unwind
         tables or symbols.
         """
-        if self._calls[0] != len(instructions.start):
-            self._calls = len(instructions.start), self._find_calls(instructions)
-        return self._calls[1]
-
-    def _find_calls(self, instructions: Instructions) -> Array:
         flow = instructions.flow[instructions.transfer]
         is_call = (flow == Flow.CALL) | (flow == Flow.CALL_INDIRECT)
         rows, target = instructions.transfer[is_call], instructions.target[is_call]

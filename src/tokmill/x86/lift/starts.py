@@ -7,7 +7,7 @@ functions, or that looks like an entry after padding.
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, expand, member
+from tokmill.x86.image.image import Program, distinct, expand, member, numbers_at
 from tokmill.x86.lift.code import INT3, Code
 from tokmill.x86.lift.decode import Flow, Instructions
 from tokmill.x86.lift.findings import (
@@ -164,8 +164,7 @@ def _scaled_tables(instructions: Instructions) -> Array:
     opcode, form, scale = data[end - 7], data[end - 6], data[end - 5]
     rows = ((opcode == 0x8B) & ((form & 0xC7) == 4)) | ((opcode == 0xFF) & (form == 0x24))
     rows &= ((scale & 7) == 5) & (scale >> 6 == (3 if bits == 64 else 2))
-    cells = data[end[rows][:, None] + np.arange(-4, 0)]
-    value: Array = cells.view("<i4")[:, 0].astype(np.uint64)
+    value: Array = numbers_at(data, end[rows] - 4, "<i4").astype(np.uint64)
     return value & np.uint64((1 << bits) - 1)
 
 
