@@ -160,9 +160,8 @@ class _Reader:
         for place in places.tolist():
             end = data.find(b"\0", place, place + LONGEST_NAME) if place > 0 else -1
             left -= max(0, end - place)
-            result.append(
-                data[place:end].decode("utf-8", "replace") if end > 0 and left > 0 else ""
-            )
+            name = data[place:end] if end > 0 and left > 0 else b""
+            result.append(name.decode("utf-8", "replace"))
         return result
 
     def _text(self, rows: Array) -> int:

@@ -44,7 +44,6 @@ def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
 def numbers_at(data: Array, places: Array, kind: str) -> Array:
     """Return the numbers of a dtype, such as `<i4`, that begin at places of bytes: (n,)."""
     count = max(0, len(data) - np.dtype(kind).itemsize + 1)
-    # A view whose numbers begin at every byte.
     return np.ndarray((count,), kind, data.data, strides=(1,))[places]
 
 
@@ -56,15 +55,20 @@ def member(values: Array, ordered: Array) -> Array:
     return ordered[at] == values
 
 
+def changes(values: Array) -> Array:
+    """Return which values are not equal to the one before them: (n,) bool."""
+    result = np.ones(len(values), bool)
+    result[1:] = values[1:] != values[:-1]
+    return result
+
+
 def distinct(*parts: Array) -> Array:
     """Return the values of some arrays, each once, ascending.
 
     They are sorted; `np.unique` uses hashes, which takes many times as long.
     """
     values = np.sort(np.concatenate(parts) if len(parts) > 1 else parts[0])
-    first = np.ones(len(values), bool)
-    first[1:] = values[1:] != values[:-1]
-    return values[first]
+    return values[changes(values)]
 
 
 def numbered(values: Array) -> tuple[Array, Array]:
@@ -90,8 +94,7 @@ def numbered(values: Array) -> tuple[Array, Array]:
         # Values that differ in their lowest bits alone are not in order.
         again = np.argsort(values, kind="stable")
         values, order = values[again], order[again]
-    first = np.ones(size, bool)
-    first[1:] = values[1:] != values[:-1]
+    first = changes(values)
     number = np.empty(size, np.int64)
     number[order] = np.cumsum(first) - 1
     return values[first], number
@@ -310,9 +313,7 @@ def name_functions(
         key=lambda i: (addresses[i], ranks[i], len(names[i]), names[i]),
     )
     ordered = address[order].astype(np.uint64)
-    first = np.ones(len(ordered), bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    begins = np.flatnonzero(first)
+    begins = np.flatnonzero(changes(ordered))
     program.function_address = ordered[begins]
     program.function_name = [names[order[i]] for i in begins.tolist()]
     sizes = size[order].astype(np.uint64)

@@ -5,7 +5,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge
-from tokmill.x86.image.image import distinct, expand, member, numbers_at, without
+from tokmill.x86.image.image import distinct, expand, find, member, numbers_at, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, INDIRECT, Flow, Instructions
 from tokmill.x86.lift.findings import Findings
 
@@ -149,10 +149,8 @@ class Blocks:
 
     def at(self, offsets: Array) -> Array:
         """Return the blocks that begin at offsets; -1: none."""
-        if not len(self.start):
-            return np.full(len(offsets), -1, np.int64)
-        number = np.minimum(np.searchsorted(self.start, offsets), len(self.start) - 1)
-        return np.where(self.start[number] == offsets, number, -1)
+        number, there = find(self.start, offsets)
+        return np.where(there, number, -1)
 
     def unresolved(self) -> list[tuple[int, str]]:
         """Return (address, reason) of instructions that could not be followed, by address."""

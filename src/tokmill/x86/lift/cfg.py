@@ -86,8 +86,7 @@ class Lifter:
         findings, instructions = self.findings, self.findings.instructions
         # In a large program there is not enough memory for the old and the new ways.
         vars(findings).pop("ways", None)
-        no_return = self.no_return.calls(instructions)
-        no_return = distinct(no_return, instructions.row(findings.quiet))
+        no_return = distinct(self.no_return.calls(instructions), instructions.row(findings.quiet))
         findings.ways = Ways(instructions, no_return, findings.jump_tables())
         fresh = reach.follow(findings.ways, self.no_return)
         if len(fresh):

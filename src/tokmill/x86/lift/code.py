@@ -30,8 +30,6 @@ MASK = np.uint64(0xFFFFFFFF)
 NEAR = 1 << 14
 """Bytes in which a register keeps the address of the global offset table."""
 
-FEW = 4
-"""Sections that are gone through one by one, which is faster than a search for each address."""
 BUG_ENTRIES = ((8, 4), (12, 10), (16, 14))
 """Bytes of an entry of `__bug_table`, and where its flags are."""
 WARNING = 1
@@ -86,8 +84,9 @@ class Code:
 
     def offset(self, address: Array) -> Array:
         """Return the offsets (i8) of addresses (u8); -1: not in code."""
-        if address.ndim and len(self.base) <= FEW:
-            result = np.full(len(address), -1)
+        # A search for each address takes longer than going through a few sections.
+        if len(self.base) <= 4:
+            result = np.full(address.shape, -1)
             for base, first, end in zip(self.base, self.edge, self.edge[1:], strict=False):
                 inside = address - base
                 here = inside < np.uint64(end - first)

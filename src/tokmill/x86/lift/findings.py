@@ -10,7 +10,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, member, numbers_at
+from tokmill.x86.image.image import Program, changes, distinct, member, numbers_at
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
@@ -53,8 +53,7 @@ class Ranges:
         begin, end = begin[keep], end[keep]
         order = np.lexsort((-end, begin))
         begin, end = begin[order], end[order]
-        first = np.ones(len(begin), bool)
-        first[1:] = begin[1:] != begin[:-1]
+        first = changes(begin)
         self.start = begin[first]
         """(R,) i8, offsets."""
         self.stop = end[first]

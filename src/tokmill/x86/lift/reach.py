@@ -14,7 +14,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, expand, member, without
+from tokmill.x86.image.image import Program, changes, distinct, expand, member, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, Flow, Instructions
 from tokmill.x86.lift.switches.symbolic import Path
 
@@ -46,12 +46,11 @@ class Ways:
         flow = instructions.flow[instructions.transfer]
         calls = flow == Flow.CALL
         jumps = DIRECT[flow] & ~calls
-        sources = [instructions.transfer[jumps], odd]
-        targets = [code.offset(instructions.target[jumps]), odd_target]
+        jumped = code.offset(instructions.target[jumps])
         table = instructions.row(tables[0])
-        sources.append(table[table >= 0])
-        targets.append(tables[1][table >= 0])
-        source, offset = np.concatenate(sources), np.concatenate(targets)
+        there = table >= 0
+        source = np.concatenate([instructions.transfer[jumps], odd, table[there]])
+        offset = np.concatenate([jumped, odd_target, tables[1][there]])
         order = np.argsort(source, kind="stable")
         source, offset = source[order], offset[order]
         target = instructions.row(offset)
@@ -70,7 +69,8 @@ class Ways:
     def _set_runs(self, last: Array) -> None:
         self.last = last
         """(R,) i8, the last row of each run."""
-        self._run = self._parts(last)
+        self.run = self._parts(last)
+        """(I,) i4, the run of each row."""
         self.first = np.full(len(last), len(self.instructions.start), np.int64)
         """(R,) i8, the first reached row of each run; the number of all rows if none is reached."""
         self.called = np.zeros(0, np.int64)
@@ -101,12 +101,8 @@ class Ways:
         result[last[:-1] + 1] = 1
         return np.cumsum(result, dtype=np.int32, out=result)
 
-    def run(self, rows: Array) -> Array:
-        result: Array = self._run[rows]
-        return result
-
     def begin(self, row: int) -> int:
-        run = int(self._run[row])
+        run = int(self.run[row])
         return int(self.last[run - 1]) + 1 if run else 0
 
     def into(self, low: int, high: int) -> list[tuple[int, int]]:
@@ -121,10 +117,8 @@ class Ways:
         called = [self.called]
         while len(rows):
             rows = distinct(rows)
-            run = self.run(rows)
-            lowest = np.ones(len(rows), bool)
-            lowest[1:] = run[1:] != run[:-1]
-            lowest &= rows < self.first[run]
+            run = self.run[rows]
+            lowest = changes(run) & (rows < self.first[run])
             rows, run = rows[lowest], run[lowest]
             before = np.minimum(self.first[run], self.last[run] + 1)
             self.first[run] = rows
@@ -145,7 +139,7 @@ class Ways:
         return distinct(offsets[offsets >= 0], called)
 
     def reached(self, rows: Array) -> Array:
-        return rows >= self.first[self.run(rows)] if len(rows) else np.zeros(0, bool)
+        return rows >= self.first[self.run[rows]] if len(rows) else np.zeros(0, bool)
 
     def all_reached(self) -> Array:
         before = np.minimum(self.first, self.last + 1)
@@ -343,8 +337,7 @@ def follow(ways: Ways, no_return: NoReturn) -> Array:
     flow = instructions.flow[instructions.transfer]
     ends = instructions.transfer[(flow == Flow.RETURN) | (flow == Flow.INVALID)]
     jumps = instructions.transfer[flow == Flow.JUMP_INDIRECT]
-    unresolved = jumps[~member(jumps, ways.source)]
-    rows = np.concatenate([ends, unresolved, ways.missing_source])
+    rows = np.concatenate([ends, jumps[~member(jumps, ways.source)], ways.missing_source])
     rows = without(rows, no_return.jumps(instructions))
     switching = instructions.row(instructions.code.offset(no_return.switching))
     rows = np.concatenate([rows, switching[switching >= 0]])
