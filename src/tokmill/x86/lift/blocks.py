@@ -43,7 +43,7 @@ class Blocks:
         end = start + length
         # Ways from code that was not reached do not begin blocks, and neither does going on over
         # bytes that only the sweep took for the beginning of another instruction.
-        count = np.cumsum(reached)
+        count = np.cumsum(reached, dtype=np.int32)
         straight = instructions.flow[ways.source] == Flow.NEXT
         straight &= count[ways.target] == count[ways.source] + 1
         targets = ways.target[reached[ways.source] & ~straight]
