@@ -21,7 +21,7 @@ from tokmill.store.schema import (
     take_flat,
 )
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.image import expand, offsets
+from tokmill.x86.image.image import changes, expand, offsets
 from tokmill.x86.image.program import Key
 from tokmill.x86.merged import Merged, merge
 from tokmill.x86.records import Portion, cut_short, names_of, unknown_in
@@ -190,25 +190,15 @@ class _Pair:
 
     def _count_crossings(self, block: Array, bounds: Array) -> None:
         second = block >= self.first_blocks
-        changes = np.zeros(len(second), bool)
-        changes[1:] = second[1:] != second[:-1]
-        changes[bounds[:-1][bounds[:-1] < len(changes)]] = False
-        before = np.concatenate([[0], np.cumsum(changes)])[bounds]
+        crosses = changes(second)
+        crosses[bounds[:-1][bounds[:-1] < len(crosses)]] = False
+        before = np.concatenate([[0], np.cumsum(crosses)])[bounds]
         self.crossings += int((np.diff(before) > 0).sum())
 
     def _records(
         self, start: Array, stop: Array, bounds: Array, function: Array, block: Array, walk: Array
     ) -> Records:
-        """Return n records of pieces of the instructions.
-
-        Args:
-            start: (m,), the first instruction of each piece.
-            stop: (m,), the end of each piece, exclusive.
-            bounds: (n + 1,), the pieces of each record.
-            function: (n,), numbers of functions.
-            block: (n,), the first block of each record.
-            walk: (n,), numbers of walks.
-        """
+        """Return n records, as `Portion.records`; `block` (n,) is the first of each."""
         n = len(bounds) - 1
         ends = offsets(stop - start)
         tokens = offsets(self.ends[stop] - self.ends[start])

@@ -183,7 +183,6 @@ def _read_facts(graph: Graph, facts: About, columns: dict[str, Any]) -> None:
     graph.string = text.indices.to_numpy().astype(np.uint32)
     graph.strings = text.dictionary.to_pylist()
     graph.constant = constants.flatten().to_numpy().astype(np.int64)
-
     graph.reference = columns["references"].flatten().to_numpy().astype(np.uint64)
     graph.slot, graph.slot_size = (
         columns[name].flatten().to_numpy().astype(np.int64) for name in ("slots", "slot_sizes")

@@ -4,6 +4,7 @@ Which graphs of programs have to be made, making them in processes, and keeping 
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -274,18 +275,12 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
 
 
 def _report(done: Sequence[Outcome], left_out: dict[str, int], seconds: float) -> Report:
-    unresolved: dict[str, int] = {}
-    refused: dict[str, int] = {}
-    cut_short: dict[str, int] = {}
+    unresolved = Counter[str]()
     facts = [outcome.about for outcome in done if outcome.about is not None]
     for about in facts:
-        for reason, places in about.unresolved.items():
-            unresolved[reason] = unresolved.get(reason, 0) + len(places)
-        for reason in about.cut_short:
-            cut_short[reason] = cut_short.get(reason, 0) + 1
-    for outcome in done:
-        if outcome.refused:
-            refused[outcome.refused] = refused.get(outcome.refused, 0) + 1
+        unresolved.update({reason: len(places) for reason, places in about.unresolved.items()})
+    cut_short = Counter(reason for about in facts for reason in about.cut_short)
+    refused = Counter(outcome.refused for outcome in done if outcome.refused)
     return Report(
         programs=len(done),
         made=sum(outcome.made for outcome in done),

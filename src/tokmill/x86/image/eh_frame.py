@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section, Unwind, expand
+from tokmill.x86.image.image import NONE, Program, Section, Unwind, changes, expand, numbers_at
 
 OMIT, PC_RELATIVE = 0xFF, 0x10
 SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
@@ -18,6 +18,7 @@ SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
 # If such a rule comes before the first advance, other code has set up the frame.
 FRAME_RULES = (0x05, 0x0C, 0x0D, 0x0E)
 SAVED_REGISTER = (0x80, 0xBF)
+NO_RANGES = NONE, NONE, NONE, np.zeros(0, bool)
 
 
 @dataclass(slots=True)
@@ -32,16 +33,12 @@ class _Common:
 
 def read_unwind(program: Program, frames: list[Section]) -> Unwind:
     """Return the ranges of frame tables; damaged or unusually encoded entries are left out."""
-    tables = [_frame_table(program, frame) for frame in frames]
-    start, stop, table = (
-        np.concatenate([part[i] for part in tables] or [np.zeros(0, np.uint64)]) for i in range(3)
-    )
-    fragment = np.concatenate([part[3] for part in tables] or [np.zeros(0, bool)])
+    tables = [NO_RANGES, *(_frame_table(program, frame) for frame in frames)]
+    start, stop, table, fragment = map(np.concatenate, zip(*tables, strict=True))
     order = np.argsort(start, kind="stable")
     start, stop, table, fragment = start[order], stop[order], table[order], fragment[order]
-    keep = stop > start
     # If two descriptions have the same start, the first one counts.
-    keep[1:] &= start[1:] != start[:-1]
+    keep = (stop > start) & changes(start)
     unwind = Unwind(start[keep], stop[keep], fragment[keep])
     table = table[keep]
     with_table = np.flatnonzero(table)
@@ -82,15 +79,12 @@ def _frame_table(program: Program, frame: Section) -> tuple[Array, Array, Array,
             commons[place] = _common(data, body + 4, body + length)
         place = body + length
     padded = np.frombuffer(data + bytes(32), np.uint8)
-    columns = []
+    columns = [NO_RANGES]
     for at, places in groups.items():
         common = commons.get(at)
         if common is not None:
             columns.append(_descriptions(padded, frame.address, word, common, np.asarray(places)))
-    if not columns:
-        empty = np.zeros(0, np.uint64)
-        return empty, empty, empty, np.zeros(0, bool)
-    start, stop, table, fragment = (np.concatenate([part[i] for part in columns]) for i in range(4))
+    start, stop, table, fragment = map(np.concatenate, zip(*columns, strict=True))
     return start, stop, table, fragment
 
 
@@ -138,9 +132,8 @@ def _descriptions(
     data: Array, address: int, word: int, common: _Common, place: Array
 ) -> tuple[Array, Array, Array, Array]:
     size = SIZES.get(common.pointer & 0x0F, word if common.pointer & 0x0F == 0 else 0)
-    nothing = np.zeros(0, np.uint64)
     if not size or common.pointer & 0xF0 not in (0, PC_RELATIVE):
-        return nothing, nothing, nothing, np.zeros(0, bool)
+        return NO_RANGES
     place = place[place + 2 * size < len(data) - 16]
     start = _pointers(data, place, common.pointer, size, address, word)
     length = _numbers(data, place + size, size, signed=False).astype(np.uint64)
@@ -182,9 +175,8 @@ def _pointers(
 
 def _numbers(data: Array, place: Array, size: int, *, signed: bool) -> Array:
     """Return the little-endian numbers at some places (i8 or u8)."""
-    cells = data[place[:, None] + np.arange(size)]
     kind = f"<{'i' if signed else 'u'}{size}"
-    return cells.view(kind)[:, 0].astype(np.int64 if signed else np.uint64)
+    return numbers_at(data, place, kind).astype(np.int64 if signed else np.uint64)
 
 
 def _leb128(data: Array, place: Array) -> tuple[Array, Array]:

@@ -32,6 +32,7 @@ from tokmill.x86.image.image import (
     distinct,
     member,
     name_functions,
+    numbers_at,
     refuse_cut,
     tidy,
 )
@@ -364,7 +365,7 @@ def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
         return np.zeros(0, np.int64), np.zeros(0, np.uint64)
     forms = (0x25,) if program.bits == 64 else (0x25, 0xA3)
     place = np.flatnonzero((data[:-5] == 0xFF) & np.isin(data[1:-4], forms))
-    slot = data[place[:, None] + np.arange(2, 6)].view("<i4")[:, 0].astype(np.uint64)
+    slot = numbers_at(data, place + 2, "<i4").astype(np.uint64)
     if program.bits == 64:
         slot += place.astype(np.uint64) + np.uint64(section.address + 6)
     else:

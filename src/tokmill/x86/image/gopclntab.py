@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section, member
+from tokmill.x86.image.image import Program, Section, member, numbers_at
 
 SECTION = ".gopclntab"
 """Suffix of the section's name; in position-independent programs it follows `.data.rel.ro`."""
@@ -130,14 +130,10 @@ class _Reader:
         inside = records <= np.uint64(max(0, len(self.data) - 2 * SIZE))
         # A record repeats the function's address, which proves that the table is valid.
         place = np.where(inside, records, 0).astype(np.int64)
-        if not ((self._cells(place) == rows[:-1, 0]) & inside).all():
+        if not ((numbers_at(self.data, place, "<u4") == rows[:-1, 0]) & inside).all():
             return None
-        text = min(names, len(self.data)) + self._cells(place + SIZE).astype(np.int64)
+        text = numbers_at(self.data, place + SIZE, "<u4") + np.int64(min(names, len(self.data)))
         return Table(start, self._trim(start, stop), self._names(text))
-
-    def _cells(self, place: Array) -> Array:
-        cells = self.data[place[:, None] + np.arange(SIZE)]
-        return cells.view("<u4")[:, 0].astype(np.uint64)
 
     def _section(self, address: np.uint64) -> tuple[int, int]:
         """Return the limits of the code section of an address; (1, 0) outside of code."""
@@ -164,9 +160,8 @@ class _Reader:
         for place in places.tolist():
             end = data.find(b"\0", place, place + LONGEST_NAME) if place > 0 else -1
             left -= max(0, end - place)
-            result.append(
-                data[place:end].decode("utf-8", "replace") if end > 0 and left > 0 else ""
-            )
+            name = data[place:end] if end > 0 and left > 0 else b""
+            result.append(name.decode("utf-8", "replace"))
         return result
 
     def _text(self, rows: Array) -> int:

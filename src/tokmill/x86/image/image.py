@@ -5,6 +5,7 @@ side by side without a zero between them; their lengths are in the code.
 """
 
 import re
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -40,6 +41,12 @@ def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
     return place, there
 
 
+def numbers_at(data: Array, places: Array, kind: str) -> Array:
+    """Return the numbers of a dtype, such as `<i4`, that begin at places of bytes: (n,)."""
+    count = max(0, len(data) - np.dtype(kind).itemsize + 1)
+    return np.ndarray((count,), kind, data.data, strides=(1,))[places]
+
+
 def member(values: Array, ordered: Array) -> Array:
     """Return for each value whether it is among sorted values: (n,) bool."""
     if not len(ordered):
@@ -48,15 +55,20 @@ def member(values: Array, ordered: Array) -> Array:
     return ordered[at] == values
 
 
+def changes(values: Array) -> Array:
+    """Return which values are not equal to the one before them: (n,) bool."""
+    result = np.ones(len(values), bool)
+    result[1:] = values[1:] != values[:-1]
+    return result
+
+
 def distinct(*parts: Array) -> Array:
     """Return the values of some arrays, each once, ascending.
 
     They are sorted; `np.unique` uses hashes, which takes many times as long.
     """
     values = np.sort(np.concatenate(parts) if len(parts) > 1 else parts[0])
-    first = np.ones(len(values), bool)
-    first[1:] = values[1:] != values[:-1]
-    return values[first]
+    return values[changes(values)]
 
 
 def numbered(values: Array) -> tuple[Array, Array]:
@@ -82,8 +94,7 @@ def numbered(values: Array) -> tuple[Array, Array]:
         # Values that differ in their lowest bits alone are not in order.
         again = np.argsort(values, kind="stable")
         values, order = values[again], order[again]
-    first = np.ones(size, bool)
-    first[1:] = values[1:] != values[:-1]
+    first = changes(values)
     number = np.empty(size, np.int64)
     number[order] = np.cumsum(first) - 1
     return values[first], number
@@ -212,10 +223,9 @@ class Program:
     """Behind all that is loaded, what is not in the file (`.bss`) too; 0 where it is not known."""
 
     def section_at(self, address: int) -> Section | None:
-        for section in self.sections:
-            if section.address <= address < section.stop:
-                return section
-        return None
+        place = bisect_right(self.sections, address, key=lambda section: section.address) - 1
+        found = self.sections[place] if place >= 0 else None
+        return found if found is not None and address < found.stop else None
 
     def read(self, address: int, size: int) -> Array:
         """Return up to `size` bytes at an address, linked; fewer where the section ends."""
@@ -230,8 +240,7 @@ class Program:
         result = np.zeros(len(addresses), np.uint64)
         for section in self.sections:
             place, here = self._inside(section, addresses)
-            cells = section.linked[place[:, None] + np.arange(self.word)]
-            result[here] = cells.view(f"<u{self.word}")[:, 0]
+            result[here] = numbers_at(section.linked, place, f"<u{self.word}")
         return result
 
     def store(self, addresses: Array, values: Array) -> None:
@@ -304,9 +313,7 @@ def name_functions(
         key=lambda i: (addresses[i], ranks[i], len(names[i]), names[i]),
     )
     ordered = address[order].astype(np.uint64)
-    first = np.ones(len(ordered), bool)
-    first[1:] = ordered[1:] != ordered[:-1]
-    begins = np.flatnonzero(first)
+    begins = np.flatnonzero(changes(ordered))
     program.function_address = ordered[begins]
     program.function_name = [names[order[i]] for i in begins.tolist()]
     sizes = size[order].astype(np.uint64)

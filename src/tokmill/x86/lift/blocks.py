@@ -5,7 +5,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge
-from tokmill.x86.image.image import distinct, expand, member, without
+from tokmill.x86.image.image import distinct, expand, find, member, numbers_at, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, INDIRECT, Flow, Instructions
 from tokmill.x86.lift.findings import Findings
 
@@ -43,15 +43,13 @@ class Blocks:
         end = start + length
         # Ways from code that was not reached do not begin blocks, and neither does going on over
         # bytes that only the sweep took for the beginning of another instruction.
-        count = np.cumsum(reached)
+        count = np.cumsum(reached, dtype=np.int32)
         straight = instructions.flow[ways.source] == Flow.NEXT
         straight &= count[ways.target] == count[ways.source] + 1
-        targets = ways.target[ways.reached(ways.source) & ~straight]
-        leaders = np.concatenate(
-            [self.findings.starts, ways.called, self.findings.roots, instructions.start[targets]]
-        )
-        begins = np.isin(start, self.code.edge)
-        begins |= instructions.marks(leaders)[reached]
+        targets = ways.target[reached[ways.source] & ~straight]
+        found = (self.findings.starts, ways.called, self.findings.roots, self.code.edge)
+        leaders = np.concatenate([*found, instructions.start[targets]])
+        begins = instructions.marks(leaders)[reached]
         begins[:1] = True
         begins[1:] |= (instructions.flow[reached][:-1] != Flow.NEXT) | (end[:-1] != start[1:])
         first = np.flatnonzero(begins)
@@ -80,7 +78,7 @@ class Blocks:
         plain = LEADS[flow]
         plain[through[low < high]] = False
         falls = FALLS[flow] & ~member(self.last_row, self.findings.ways.no_return)
-        falls &= ~np.isin(self.end, self.code.edge)
+        falls &= ~member(self.end, self.code.edge)
         # The edges of a block follow one another, `FALL` is the last one.
         count = plain.astype(np.int8) + falls
         begin = np.zeros(len(flow) + 1, np.int64)
@@ -151,10 +149,8 @@ class Blocks:
 
     def at(self, offsets: Array) -> Array:
         """Return the blocks that begin at offsets; -1: none."""
-        if not len(self.start):
-            return np.full(len(offsets), -1, np.int64)
-        number = np.minimum(np.searchsorted(self.start, offsets), len(self.start) - 1)
-        return np.where(self.start[number] == offsets, number, -1)
+        number, there = find(self.start, offsets)
+        return np.where(there, number, -1)
 
     def unresolved(self) -> list[tuple[int, str]]:
         """Return (address, reason) of instructions that could not be followed, by address."""
@@ -239,8 +235,7 @@ def _loads(instructions: Instructions, rows: Array, at: Array) -> tuple[Array, A
     based = plain & ((form & 0xC0) == 0x80) & (not wide) & code.based(form & 7, at)
     short = (data[at] == 0xA1) & (length == 5) & (not wide)
     end = at + length
-    cells = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)]
-    slot = cells.view("<i4")[:, 0].astype(np.int64).astype(np.uint64)
+    slot = numbers_at(data, np.maximum(end - 4, 0), "<i4").astype(np.uint64)
     if wide:
         slot = slot + code.address(end - 1) + np.uint64(1)
     else:

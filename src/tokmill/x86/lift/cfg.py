@@ -84,19 +84,14 @@ class Lifter:
     def _renew(self) -> None:
         """Find all ways again, after instructions or jump tables were found."""
         findings, instructions = self.findings, self.findings.instructions
-        self._find_ways()
+        # In a large program there is not enough memory for the old and the new ways.
+        vars(findings).pop("ways", None)
+        no_return = distinct(self.no_return.calls(instructions), instructions.row(findings.quiet))
+        findings.ways = Ways(instructions, no_return, findings.jump_tables())
         fresh = reach.follow(findings.ways, self.no_return)
         if len(fresh):
             findings.quiet = distinct(findings.quiet, instructions.start[fresh].astype(np.int64))
-            self._find_ways()
-
-    def _find_ways(self) -> None:
-        findings = self.findings
-        # In a large program there is not enough memory for the old and the new ways.
-        vars(findings).pop("ways", None)
-        no_return = self.no_return.calls(findings.instructions)
-        no_return = distinct(no_return, findings.instructions.row(findings.quiet))
-        findings.ways = Ways(findings.instructions, no_return, findings.jump_tables())
+            findings.ways.close(fresh)
 
     def _follow(self) -> None:
         """Follow control flow from all starts; decode what is missing, and read all tables."""

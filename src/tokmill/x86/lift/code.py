@@ -22,7 +22,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section, distinct, member
+from tokmill.x86.image.image import Program, Section, distinct, member, numbers_at
 
 INT3 = 0xCC
 EBX = 3
@@ -84,6 +84,15 @@ class Code:
 
     def offset(self, address: Array) -> Array:
         """Return the offsets (i8) of addresses (u8); -1: not in code."""
+        # A search for each address takes longer than going through a few sections.
+        if len(self.base) <= 4:
+            result = np.full(address.shape, -1)
+            for base, first, end in zip(self.base, self.edge, self.edge[1:], strict=False):
+                inside = address - base
+                here = inside < np.uint64(end - first)
+                inside += np.uint64(first)
+                np.copyto(result, inside, where=here, casting="unsafe")
+            return result
         part = np.searchsorted(self.base, address, side="right") - 1
         inside = (address - self.base[part]).astype(np.int64)
         sizes = np.diff(self.edge)
@@ -109,30 +118,27 @@ class Code:
         self.data_end = end[np.append(apart, True)]
 
     def _thunks(self) -> tuple[Array, Array]:
-        data = self.linked
+        data = self.linked if self.bits == 32 else self.linked[:0]
         at = np.flatnonzero(
             (data[:-3] == 0x8B)
             & (data[1:-2] & 0xC7 == 4)
             & (data[2:-1] == 0x24)
             & (data[3:] == 0xC3)
         )
-        at = at[: len(at) if self.bits == 32 else 0]
         return self.address(at), data[at + 1].astype(np.int64) >> 3
 
     def _loads_of_the_table(self) -> tuple[Array, Array]:
         """Return offset and register of each `call thunk; add register, distance` of the table."""
-        data, size = self.linked, self.size
+        data, size = self.linked, self.size if self.table and len(self.thunk) else 0
         short = data[5 : size + 5] == 0x05
         adds = short | (data[5 : size + 5] == 0x81) & (data[6 : size + 6] & 0xF8 == 0xC0)
         at = np.flatnonzero((data[:size] == 0xE8) & adds)
-        at = at[: len(at) if self.table and len(self.thunk) else 0]
         short = short[at]
         register = np.where(short, 0, data[at + 6] & 7)
         begin = self.address(at) + np.uint64(5)
         number = at + np.where(short, 6, 7)
         called, added = (
-            data[place[:, None] + np.arange(4)].view("<i4")[:, 0].astype(np.int64).astype(np.uint64)
-            for place in (at + 1, number)
+            numbers_at(data, place, "<i4").astype(np.uint64) for place in (at + 1, number)
         )
         called, added = (begin + called) & MASK, (begin + added) & MASK
         is_load = member(called, self.thunk) & (added == self.table)
@@ -229,8 +235,7 @@ def retpolines(code: Code, offset: Array) -> Array:
     data = code.linked
     rows = np.flatnonzero((offset >= 0) & (data[np.maximum(offset, 0)] == CALL))
     begin = offset[rows]
-    cells = data[begin[:, None] + np.arange(1, 5)]
-    target = begin + 5 + cells.view("<i4")[:, 0].astype(np.int64)
+    target = begin + 5 + numbers_at(data, begin + 1, "<i4")
     near = (target > begin) & (target < np.minimum(begin + JUMPED, code.size))
     rows, target = rows[near], target[near]
     result[rows] = np.where(overwrites(code, target) >= 0, target, NOWHERE)
@@ -321,8 +326,7 @@ def register_calls(
         number = (data[at + 1] & 7) | (data[at] & 1) << 3
         moves = ((data[at] & 0xFE) == 0x48) & ((data[at + 1] & 0xF8) == 0xB8)
         moves &= (length[before] == MOVABS) & (number == register)
-        cells = data[at[moves][:, None] + np.arange(2, MOVABS)]
-        value = cells.view("<u8")[:, 0].astype(np.uint64)
+        value = numbers_at(data, at[moves] + 2, "<u8")
         in_code = code.executable(value)
         calls.append(rows[moves][in_code])
         address.append(value[in_code])

@@ -5,7 +5,8 @@ read from the opcodes in columns (Intel SDM volume 2, appendix A).
 """
 
 import enum
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import distinct, member
+from tokmill.x86.image.image import distinct, member, numbers_at
 from tokmill.x86.lift.code import (
     CALL,
     Code,
@@ -80,6 +81,7 @@ class Instructions:
         self._words = np.zeros(code.size // 64 + 1, np.uint64)
         self._before = np.zeros(len(self._words), np.int32)
         self._waiting: dict[int, int] = {}
+        self._edges, self._bases = code.edge.tolist(), code.base.tolist()
         decoder, data = iced.Decoder, code.linked
         self._decoders = [
             decoder(code.bits, data[int(a) : int(b)].tobytes(), ip=int(base))
@@ -98,13 +100,16 @@ class Instructions:
                 parts, count = [], 0
         if parts:
             columns.append(self._columns(*map(np.concatenate, zip(*parts, strict=True))))
-        self._add(columns)
+        self.start, self.length, self.flow, self.target = map(
+            np.concatenate, zip(*columns, strict=True)
+        )
+        self._index()
 
     def _swept(self) -> Iterator[tuple[Array, Array]]:
         """Yield offsets and marks of instructions, at most `BATCH` of a section at a time."""
         for edge, decoder in zip(self.code.edge.tolist(), self._decoders, strict=False):
             instructions = iter(decoder)
-            while read := bytes([i.len | i.is_invalid << 4 for i in islice(instructions, BATCH)]):
+            while read := bytes([len(i) | (not i) << 4 for i in islice(instructions, BATCH)]):
                 marked = np.frombuffer(read, np.uint8)
                 ends = edge + np.cumsum(marked & (INVALID_BIT - 1), dtype=np.int32)
                 start = (ends - (marked & (INVALID_BIT - 1))).astype(np.int32)
@@ -146,18 +151,38 @@ class Instructions:
         """Add the new instructions to the columns, which changes the rows."""
         count = len(self._waiting)
         start = np.fromiter(self._waiting, np.int32, count)
-        columns = self._columns(start, np.fromiter(self._waiting.values(), np.uint8, count))
+        marked = np.fromiter(self._waiting.values(), np.uint8, count)
+        start, length, flow, target = self._columns(start, marked)
         self._waiting.clear()
-        self._add([(self.start, self.length, self.flow, self.target), columns])
+        transfer = np.flatnonzero(flow)
+        order, of_target = np.argsort(start), np.argsort(start[transfer])
+        place = np.searchsorted(self.start, start[order])
+        at = np.searchsorted(self.start[self.transfer], start[transfer[of_target]])
+        self.target = np.insert(self.target, at, target[of_target])
+        self.start = np.insert(self.start, place, start[order])
+        self.length = np.insert(self.length, place, length[order])
+        self.flow = np.insert(self.flow, place, flow[order])
+        self._index()
 
     def instruction(self, row: int) -> Any:
         return self._from(int(self.start[row])).decode()
 
+    def several(self, rows: Sequence[int]) -> list[Any]:
+        """Return the instructions in some rows; successive ones mostly lie side by side."""
+        result = []
+        decoder, end = None, -1
+        for start in self.start[rows].tolist():
+            if start != end or not decoder.can_decode:
+                decoder = self._from(start)
+            result.append(decoder.decode())
+            end = start + len(result[-1])
+        return result
+
     def _from(self, offset: int) -> Any:
-        part = int(np.searchsorted(self.code.edge, offset, side="right")) - 1
-        decoder, inside = self._decoders[part], offset - int(self.code.edge[part])
+        part = bisect_right(self._edges, offset) - 1
+        decoder, inside = self._decoders[part], offset - self._edges[part]
         decoder.position = inside
-        decoder.ip = (int(self.code.base[part]) + inside) & ((1 << 64) - 1)
+        decoder.ip = (self._bases[part] + inside) & ((1 << 64) - 1)
         return decoder
 
     def row(self, offset: Array) -> Array:
@@ -217,21 +242,11 @@ class Instructions:
         jumps = flow == Flow.JUMP
         self.gates = self.transfer[jumps][member(self.target[jumps], thunks)]
 
-    def _add(self, parts: list[tuple[Array, Array, Array, Array]]) -> None:
-        start, length, flow, target = (
-            np.concatenate([part[i] for part in parts]) for i in range(4)
-        )
-        transfer = np.flatnonzero(flow)
-        if (start[1:] <= start[:-1]).any():
-            target = target[np.argsort(start[transfer], kind="stable")]
-            order = np.argsort(start, kind="stable")
-            start, length, flow = start[order], length[order], flow[order]
-            transfer = np.flatnonzero(flow)
-        self.start, self.length, self.flow = start, length, flow
-        self.transfer, self.target = transfer, target
+    def _index(self) -> None:
+        self.transfer = np.flatnonzero(self.flow)
         self._set_gates()
         flags = np.zeros(len(self._words) * 64, np.uint8)
-        flags[start] = 1
+        flags[self.start] = 1
         self._words = np.packbits(flags, bitorder="little").view(np.uint64)
         counts = np.bitwise_count(self._words).astype(np.int32)
         self._before = np.cumsum(counts, dtype=np.int32) - counts
@@ -277,10 +292,9 @@ def classify(code: Code, start: Array, length: Array) -> tuple[Array, Array]:
     end = start[rows].astype(np.int64) + length[rows]
     short = ((byte & 0xF0) == 0x70) | ((byte & 0xFC) == 0xE0) | (byte == 0xEB)
     short &= ~wide
-    cells = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)]
     # In 64-bit code Intel's processors ignore the prefix for a 16-bit distance.
     half = narrow if code.bits == 32 else np.zeros(len(rows), bool)
-    distance = cells.view("<i4")[:, 0].astype(np.int64)
+    distance = numbers_at(data, np.maximum(end - 4, 0), "<i4").astype(np.int64)
     distance = np.where(half, distance >> 16, distance)
     # Short jumps have a distance of one byte.
     distance = np.where(short, data[end - 1].view(np.int8).astype(np.int64), distance)
@@ -301,7 +315,7 @@ def _slots(code: Code, start: Array, length: Array) -> Array:
     form = data[np.maximum(end - 5, 0)]
     opcode = data[np.maximum(end - 6, 0)]
     plain = (opcode == 0xFF) & (length >= 6)
-    value = data[np.maximum(end - 4, 0)[:, None] + np.arange(4)].view("<i4")[:, 0].astype(np.uint64)
+    value = numbers_at(data, np.maximum(end - 4, 0), "<i4").astype(np.uint64)
     here = plain & ((form & 0xC7) == 0x05)
     if code.bits == 64:
         result[here] = (code.address(end - 1) + np.uint64(1) + value)[here]

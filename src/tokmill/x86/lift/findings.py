@@ -10,7 +10,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, member
+from tokmill.x86.image.image import Program, changes, distinct, member, numbers_at
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import LONGEST, PREFIX, Flow, Instructions
 from tokmill.x86.lift.reach import Ways
@@ -53,8 +53,7 @@ class Ranges:
         begin, end = begin[keep], end[keep]
         order = np.lexsort((-end, begin))
         begin, end = begin[order], end[order]
-        first = np.ones(len(begin), bool)
-        first[1:] = begin[1:] != begin[:-1]
+        first = changes(begin)
         self.start = begin[first]
         """(R,) i8, offsets."""
         self.stop = end[first]
@@ -117,18 +116,22 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
     begin = begin + 2 * over
     open_ = np.arange(len(begin))
     aligned = np.full(len(begin), -1)
+    rows = instructions.row(begin)
     for _ in range(MOST_PADDING):
-        rows = instructions.row(begin[open_])
         skip = (rows >= 0) & (begin[open_] < end[open_])
         skip[skip] = is_padding(instructions, rows[skip])
         open_, rows = open_[skip], rows[skip]
         if not len(open_):
             break
         here = begin[open_]
-        first, _ = opcodes(instructions, rows)
-        may = ~np.isin(first, FILLS) & (instructions.code.address(here) % ALIGNMENT == 0)
+        may = np.flatnonzero(instructions.code.address(here) % ALIGNMENT == 0)
+        may = may[~np.isin(opcodes(instructions, rows[may])[0], FILLS)]
         aligned[open_[may]] = here[may]
-        begin[open_] += instructions.length[rows]
+        here = begin[open_] = here + instructions.length[rows]
+        rows = np.minimum(rows + 1, len(instructions.start) - 1)
+        # Most often the next instruction begins where this one ends.
+        apart = np.flatnonzero(instructions.start[rows] != here)
+        rows[apart] = instructions.row(here[apart])
     start = np.minimum(begin, end)
     late = (aligned >= 0) & (begin < end) & (instructions.code.address(begin) % ALIGNMENT != 0)
     start[late] = aligned[late]
@@ -179,7 +182,7 @@ class DataUses:
         at = np.flatnonzero((data[5:-5] & 0xC7) == 5) + 5
         # The byte before the displacement is a ModRM byte, not a SIB byte.
         at = at[(data[at - 1] != LEA) & ((data[at] != SIB) | ((data[at - 1] & 0xC7) != 4))]
-        distance = data[at[:, None] + np.arange(1, 5)].view("<i4")[:, 0].astype(np.uint64)
+        distance = numbers_at(data, at + 1, "<i4").astype(np.uint64)
         places, ends, targets = [], [], []
         for more in NUMBERS:
             end = at + 5 + more

@@ -14,7 +14,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, expand, member, without
+from tokmill.x86.image.image import Program, changes, distinct, expand, member, without
 from tokmill.x86.lift.decode import DIRECT, FALLS, Flow, Instructions
 from tokmill.x86.lift.switches.symbolic import Path
 
@@ -31,39 +31,31 @@ class Ways:
     ) -> None:
         self.instructions, self.no_return = instructions, no_return
         code, start = instructions.code, instructions.start
-        count = len(start)
         falls = FALLS[instructions.flow]
         falls[no_return] = False
         end = start + instructions.length
-        follows = np.zeros(count, bool)
+        follows = np.zeros(len(start), bool)
         follows[:-1] = end[:-1] == start[1:]
         # Offsets continue from one section to the next, addresses do not.
-        if len(code.edge) > 2:
-            follows &= ~np.isin(end, code.edge[1:-1])
-        self.last = np.flatnonzero(~(falls & follows))
-        """(R,) i8, the last row of each run."""
+        begins = instructions.row(code.edge[1:-1])
+        follows[begins[begins > 0] - 1] = False
+        self._set_runs(np.flatnonzero(~(falls & follows)))
         odd = np.flatnonzero(falls & ~follows)
         at = end[odd].astype(np.int64)
         odd_target = np.where(member(at, code.edge), -1, at)
         flow = instructions.flow[instructions.transfer]
-        jumps = np.isin(flow, (Flow.JUMP, Flow.BRANCH, Flow.CALL_LOCAL))
         calls = flow == Flow.CALL
-        sources = [instructions.transfer[jumps], odd]
-        targets = [code.offset(instructions.target[jumps]), odd_target]
+        jumps = DIRECT[flow] & ~calls
+        jumped = code.offset(instructions.target[jumps])
         table = instructions.row(tables[0])
-        sources.append(table[table >= 0])
-        targets.append(tables[1][table >= 0])
-        source, offset = np.concatenate(sources), np.concatenate(targets)
+        there = table >= 0
+        source = np.concatenate([instructions.transfer[jumps], odd, table[there]])
+        offset = np.concatenate([jumped, odd_target, tables[1][there]])
         order = np.argsort(source, kind="stable")
         source, offset = source[order], offset[order]
         target = instructions.row(offset)
         decoded = target >= 0
-        self.source = source[decoded]
-        """(W,) i8, ascending: rows with a way other than falling through."""
-        self.target = target[decoded]
-        """(W,) i8, the rows to which these ways lead."""
-        self._into = np.argsort(self.target, kind="stable")
-        self._ordered_target = self.target[self._into]
+        self._set_ways(source[decoded], target[decoded])
         self.missing_source, self.missing = source[~decoded], offset[~decoded]
         """Ways to places without an instruction: row, and offset (-1: not in code)."""
         self.call = instructions.transfer[calls]
@@ -73,16 +65,44 @@ class Ways:
         # A `call` of the next instruction pushes its address and calls nothing.
         self.callee[self.callee == end[self.call]] = -1
         self.callee_row = instructions.row(self.callee)
-        self.first = np.full(len(self.last), count, np.int64)
+
+    def _set_runs(self, last: Array) -> None:
+        self.last = last
+        """(R,) i8, the last row of each run."""
+        self.run = self._parts(last)
+        """(I,) i4, the run of each row."""
+        self.first = np.full(len(last), len(self.instructions.start), np.int64)
         """(R,) i8, the first reached row of each run; the number of all rows if none is reached."""
         self.called = np.zeros(0, np.int64)
         """i8, ascending: offsets of the callees of reached code."""
 
-    def run(self, rows: Array) -> Array:
-        return np.searchsorted(self.last, rows)
+    def _set_ways(self, source: Array, target: Array) -> None:
+        self.source = source
+        """(W,) i8, ascending: rows with a way other than falling through."""
+        self.target = target
+        """(W,) i8, the rows to which these ways lead."""
+        self._into = np.argsort(target, kind="stable")
+        self._ordered_target = target[self._into]
+
+    def close(self, calls: Array) -> None:
+        """Let more calls (rows) not return; what was reached is forgotten."""
+        self.no_return = distinct(self.no_return, calls)
+        self._set_runs(distinct(self.last, calls))
+        # Behind some of them another instruction overlaps the next one, or there is none.
+        kept = ~member(self.source, calls)
+        if not kept.all():
+            self._set_ways(self.source[kept], self.target[kept])
+        kept = ~member(self.missing_source, calls)
+        self.missing_source, self.missing = self.missing_source[kept], self.missing[kept]
+
+    def _parts(self, last: Array) -> Array:
+        """Return the part of each row, given the last row of each part: (I,) i4."""
+        result = np.zeros(len(self.instructions.start), np.int32)
+        result[last[:-1] + 1] = 1
+        return np.cumsum(result, dtype=np.int32, out=result)
 
     def begin(self, row: int) -> int:
-        run = int(self.run(np.asarray(row)))
+        run = int(self.run[row])
         return int(self.last[run - 1]) + 1 if run else 0
 
     def into(self, low: int, high: int) -> list[tuple[int, int]]:
@@ -97,10 +117,8 @@ class Ways:
         called = [self.called]
         while len(rows):
             rows = distinct(rows)
-            run = self.run(rows)
-            lowest = np.ones(len(rows), bool)
-            lowest[1:] = run[1:] != run[:-1]
-            lowest &= rows < self.first[run]
+            run = self.run[rows]
+            lowest = changes(run) & (rows < self.first[run])
             rows, run = rows[lowest], run[lowest]
             before = np.minimum(self.first[run], self.last[run] + 1)
             self.first[run] = rows
@@ -121,7 +139,7 @@ class Ways:
         return distinct(offsets[offsets >= 0], called)
 
     def reached(self, rows: Array) -> Array:
-        return rows >= self.first[self.run(rows)] if len(rows) else np.zeros(0, bool)
+        return rows >= self.first[self.run[rows]] if len(rows) else np.zeros(0, bool)
 
     def all_reached(self) -> Array:
         before = np.minimum(self.first, self.last + 1)
@@ -144,8 +162,8 @@ class Ways:
         own = np.searchsorted(heads, call, side="right") - 1
         doubtful = (own >= 0) & (callee == heads[own]) if len(heads) else np.zeros(0, bool)
         while True:
-            last, leading = self._leading(rows, call[doubtful], callee[doubtful])
-            lost = callee > leading[np.searchsorted(last, callee)]
+            part, leading = self._leading(rows, call[doubtful], callee[doubtful])
+            lost = callee > leading[part[callee]]
             if not (lost & ~doubtful).any():
                 break
             doubtful |= lost
@@ -157,20 +175,22 @@ class Ways:
         """Return from where one of `rows` can be reached, searching backwards.
 
         Code before one of the calls `call` counts only if the callee leads to `rows` too. The
-        result is the last row of each part (runs, cut after these calls), and the last row of the
-        part that leads to one of `rows`, or -1.
+        result is the part (run, cut after these calls) of each row, and the last row of each part
+        that leads to one of `rows`, or -1.
         """
-        last = distinct(self.last, call)
+        # Both are ascending: merging them is many times faster than sorting.
+        last = np.sort(np.concatenate([self.last, without(call, self.last)]), kind="stable")
         begin = np.concatenate([[0], last[:-1] + 1])
+        part_of = self._parts(last)
         goes_on = np.ones(len(last), bool)
-        goes_on[np.searchsorted(last, self.last)] = False
+        goes_on[part_of[self.last]] = False
         leading = np.full(len(last), -1, np.int64)
         by_callee = np.argsort(callee, kind="stable")
         ordered = callee[by_callee]
         comes_back, left_behind = np.zeros(len(call), bool), np.zeros(len(call), bool)
         while len(rows):
             rows = distinct(rows)
-            part = np.searchsorted(last, rows)
+            part = part_of[rows]
             highest = np.ones(len(rows), bool)
             highest[:-1] = part[1:] != part[:-1]
             highest &= rows > leading[part]
@@ -194,7 +214,7 @@ class Ways:
                 is_call[is_call] = ~comes_back[at[is_call]]
                 before = np.concatenate([before[~is_call], call[now[left_behind[now]]]])
             rows = before
-        return last, leading
+        return part_of, leading
 
 
 _LIBRARIES = {
@@ -279,7 +299,7 @@ class NoReturn:
     def jumps(self, instructions: Instructions) -> Array:
         flow = instructions.flow[instructions.transfer]
         leave = (flow == Flow.JUMP) | (flow == Flow.JUMP_INDIRECT)
-        return instructions.transfer[leave & member(instructions.target, self.named)]
+        return instructions.transfer[leave][member(instructions.target[leave], self.named)]
 
     def calls(self, instructions: Instructions) -> Array:
         """Return the rows of calls that do not return, without following the callees.
@@ -292,7 +312,8 @@ class NoReturn:
         rows, target = instructions.transfer[is_call], instructions.target[is_call]
         no_return = member(target, self.named)
         maybe = np.flatnonzero(member(target, self.by_status))
-        no_return[maybe] |= _status(self.program, instructions, rows[maybe])
+        if len(maybe):
+            no_return[maybe] |= _status(self.program, instructions, rows[maybe])
         code = instructions.code
         at = code.address(instructions.start[rows].astype(np.int64))
         end = at + instructions.length[rows]
@@ -314,9 +335,9 @@ def follow(ways: Ways, no_return: NoReturn) -> Array:
     """
     instructions = ways.instructions
     flow = instructions.flow[instructions.transfer]
-    ends = (flow == Flow.RETURN) | (flow == Flow.INVALID) | (flow == Flow.JUMP_INDIRECT)
-    resolved = np.isin(instructions.transfer, ways.source) & (flow == Flow.JUMP_INDIRECT)
-    rows = np.concatenate([instructions.transfer[ends & ~resolved], ways.missing_source])
+    ends = instructions.transfer[(flow == Flow.RETURN) | (flow == Flow.INVALID)]
+    jumps = instructions.transfer[flow == Flow.JUMP_INDIRECT]
+    rows = np.concatenate([ends, jumps[~member(jumps, ways.source)], ways.missing_source])
     rows = without(rows, no_return.jumps(instructions))
     switching = instructions.row(instructions.code.offset(no_return.switching))
     rows = np.concatenate([rows, switching[switching >= 0]])
@@ -351,7 +372,7 @@ def _status(program: Program, instructions: Instructions, rows: Array) -> Array:
         while first > max(0, row - STRAIGHT) and not entered[first] and goes_on[first - 1]:
             first -= 1
         path = Path(program.bits, {}, {}, {})
-        path.run([instructions.instruction(one) for one in range(first, row + 1)])
+        path.run(instructions.several(range(first, row + 1)))
         status = path.argument(register)
         result[i] = not status.terms and status.number != 0
     return result

@@ -7,7 +7,7 @@ functions, or that looks like an entry after padding.
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct, expand, member, without
+from tokmill.x86.image.image import Program, changes, distinct, expand, member, numbers_at
 from tokmill.x86.lift.code import INT3, Code
 from tokmill.x86.lift.decode import Flow, Instructions
 from tokmill.x86.lift.findings import (
@@ -57,7 +57,7 @@ def range_gaps(ways: Ways, ranges: Ranges) -> Array:
     keep = np.ones(len(begin), bool)
     rows = instructions.row(begin)
     decoded = np.flatnonzero(rows >= 0)
-    stop = ways.last[ways.run(rows[decoded])]
+    stop = ways.last[ways.run[rows[decoded]]]
     keep[decoded] = instructions.flow[stop] != Flow.INVALID
     return distinct(begin[keep])
 
@@ -114,8 +114,7 @@ def pointed_starts(findings: Findings, functions: Array, *, doubtful: bool = Fal
     offsets, _ = _fresh(findings, functions, _pointed(findings))
     begin, _ = gaps(findings.ways)
     gap = np.searchsorted(begin, offsets, side="right") - 1
-    first = np.ones(len(gap), bool)
-    first[1:] = gap[1:] != gap[:-1]
+    first = changes(gap)
     no_label = _no_jump_between(findings.instructions, begin[gap], offsets)
     return offsets[(first & doubtful) | no_label | _looks(findings.code, offsets)]
 
@@ -164,8 +163,7 @@ def _scaled_tables(instructions: Instructions) -> Array:
     opcode, form, scale = data[end - 7], data[end - 6], data[end - 5]
     rows = ((opcode == 0x8B) & ((form & 0xC7) == 4)) | ((opcode == 0xFF) & (form == 0x24))
     rows &= ((scale & 7) == 5) & (scale >> 6 == (3 if bits == 64 else 2))
-    cells = data[end[rows][:, None] + np.arange(-4, 0)]
-    value: Array = cells.view("<i4")[:, 0].astype(np.uint64)
+    value: Array = numbers_at(data, end[rows] - 4, "<i4").astype(np.uint64)
     return value & np.uint64((1 << bits) - 1)
 
 
@@ -231,7 +229,7 @@ def tail_starts(findings: Findings, functions: Array) -> Array:
     candidates = candidates[~member(candidates, distinct(target[~far & ~thunk]))]
     # Only padding may fall through to it.
     before = np.maximum(candidates - 1, 0)
-    fallen = (ways.run(before) == ways.run(candidates)) & ~is_padding(instructions, before)
+    fallen = (ways.run[before] == ways.run[candidates]) & ~is_padding(instructions, before)
     return instructions.start[candidates[~fallen]].astype(np.int64)
 
 
@@ -251,7 +249,10 @@ def gap_starts(findings: Findings, functions: Array) -> Array:
     gap = np.arange(len(begin))
     # After an instruction that does not fall through something new begins. It is a function if no
     # decoded code leads there.
-    rows = without(ways.last[:-1] + 1, ways.target)
+    targets = np.zeros(len(instructions.start), bool)
+    targets[ways.target] = True
+    rows = ways.last[:-1] + 1
+    rows = rows[~targets[rows]]
     inner = instructions.start[rows].astype(np.int64)
     at = np.searchsorted(begin, inner) - 1
     inside = (at >= 0) & (inner < end[at])
@@ -269,7 +270,7 @@ def gap_starts(findings: Findings, functions: Array) -> Array:
     # After a call that does not return comes more code of the caller.
     keep &= padded | looks | ~member(start, _behind_quiet(findings))
     aligned = code.address(start) % ALIGNMENT == 0
-    free = ~member(rows, distinct(ways.target))
+    free = ~targets[rows]
     no_label = (looks & aligned) | _no_jump_between(instructions, begin[gap], start)
     keep &= first | (free & no_label)
     start, first, padded, gap = start[keep], first[keep], padded[keep], gap[keep]
@@ -343,7 +344,7 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
     final = np.full(len(begin), -1)
     np.maximum.at(final, gap[solid], inside[solid])
     result: Array = np.bincount(gap[bad], minlength=len(begin)) == 0
-    result &= (final >= 0) & ((ways.last[ways.run(final)] == final) | (not ends))
+    result &= (final >= 0) & ((ways.last[ways.run[final]] == final) | (not ends))
     result &= instructions.start[final] + instructions.length[final] <= end
     return result
 
@@ -351,7 +352,7 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
 def _sound(findings: Findings, rows: Array) -> Array:
     """Return which rows begin a run with a valid end, no part of which is used as data."""
     instructions, ways = findings.instructions, findings.ways
-    last = ways.last[ways.run(rows)] if len(rows) else rows
+    last = ways.last[ways.run[rows]] if len(rows) else rows
     result: Array = instructions.flow[last] != Flow.INVALID
     if result.any():
         used = findings.data_uses.find(findings.code, findings.ways, findings.tables)

@@ -334,9 +334,6 @@ class _Growing:
         self.data = np.empty(1 << 10, dtype)
         self.count = 0
 
-    def __len__(self) -> int:
-        return self.count
-
     def values(self) -> Array:
         view = self.data[: self.count]
         view.flags.writeable = False

@@ -4,7 +4,7 @@ import numpy as np
 
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.image import distinct, expand, member, numbered, offsets
+from tokmill.x86.image.image import distinct, expand, find, member, numbered, offsets
 from tokmill.x86.lift.switches.operands import FRAME, NO_REGISTER, STACK, Operands
 
 LEA = 0x8D
@@ -107,8 +107,8 @@ def depths(
     kind, wanted = graph.edge_kind[ways], graph.edge_target[ways]
     addresses, rank = numbered(graph.block_address[blocks])
     width = max(len(addresses), 1)
-    at = np.searchsorted(addresses, wanted)
-    inner = member(wanted, addresses) & (kind != Edge.CALL)
+    at, inner = find(addresses, wanted)
+    inner &= kind != Edge.CALL
     source, kind, aim = source[inner], kind[inner], at[inner] + function[source[inner]] * width
     key = function * width + rank
     there = member(aim, key)

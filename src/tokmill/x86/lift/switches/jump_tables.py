@@ -12,7 +12,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, distinct
+from tokmill.x86.image.image import Program, distinct, numbers_at
 from tokmill.x86.lift.code import overwrites, retpolines
 from tokmill.x86.lift.decode import Instructions
 from tokmill.x86.lift.reach import Ways
@@ -104,7 +104,7 @@ class Tables:
         targets: set[int] = set()
         for rows in _paths(ways, row):
             path = Path(self.program.bits, self._start, self._thunks, self._gates)
-            target = path.follow([self.instructions.instruction(one) for one in rows])
+            target = path.follow(self.instructions.several(rows))
             if _no_table(target):
                 return None
             if not target.terms:
@@ -231,8 +231,7 @@ class Tables:
         places = (rows - rows[0]) * form.scale
         fits = places + form.size <= len(data)
         bounded &= bool(fits.all())
-        cells = data[places[fits][:, None] + np.arange(form.size)]
-        value = cells.view(f"<i{form.size}")[:, 0].astype(np.uint64)
+        value = numbers_at(data, places[fits], f"<i{form.size}").astype(np.uint64)
         value += np.uint64(form.base)
         value &= np.uint64(self._mask)
         offset = self.instructions.code.offset(value)
@@ -320,7 +319,7 @@ def constants(program: Program, instructions: Instructions) -> tuple[Array, Arra
         number = (third[rows] >> 3 & 7) | (first[rows] & 4) << 1
     at = start[rows].astype(np.int64)
     end = at + length[rows]
-    distance = data[end[:, None] + np.arange(-4, 0)].view("<i4")[:, 0].astype(np.uint64)
+    distance = numbers_at(data, end - 4, "<i4").astype(np.uint64)
     value = instructions.code.address(end - 1) + np.uint64(1) + distance
     if program.bits == 64:
         # movabs of the large code model; the loader may have relocated its number.
@@ -328,14 +327,12 @@ def constants(program: Program, instructions: Instructions) -> tuple[Array, Arra
         more = start[wide].astype(np.int64)
         at = np.concatenate([at, more])
         number = np.concatenate([number, second[wide] & 7 | (first[wide] & 1) << 3])
-        cells = data[more[:, None] + np.arange(2, 10)].view("<u8")[:, 0]
-        value = np.concatenate([value, cells])
+        value = np.concatenate([value, numbers_at(data, more + 2, "<u8")])
     if program.fixed or program.kind == "relocatable":
         moved = np.flatnonzero(((first & 0xF8) == 0xB8) & (length == 5))
         more = start[moved].astype(np.int64)
         at = np.concatenate([at, more])
         number = np.concatenate([number, first[moved] & 7])
-        cells = data[more[:, None] + np.arange(1, 5)].view("<u4")[:, 0]
-        value = np.concatenate([value, cells.astype(np.uint64)])
+        value = np.concatenate([value, numbers_at(data, more + 1, "<u4").astype(np.uint64)])
     order = np.argsort(at, kind="stable")
     return at[order], number[order].astype(np.int64), value[order]

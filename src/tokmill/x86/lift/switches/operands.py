@@ -10,6 +10,7 @@ import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
+from tokmill.x86.image.image import numbers_at
 from tokmill.x86.lift.decode import LONGEST, PREFIX
 
 NO_REGISTER, EBX = 0xFF, 3
@@ -213,8 +214,7 @@ def _numbers(data: Array, place: Array, size: Array) -> Array:
     result = np.zeros(len(place), np.int64)
     for width in SIZES:
         rows = np.flatnonzero(size == width)
-        cells = data[place[rows][:, None] + np.arange(width)]
-        result[rows] = cells.view(f"<i{width}")[:, 0]
+        result[rows] = numbers_at(data, place[rows], f"<i{width}")
     return result
 
 

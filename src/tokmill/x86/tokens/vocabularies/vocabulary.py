@@ -121,12 +121,8 @@ def closed() -> Vocabularies:
     They have every token that the rules can make from instructions that iced-x86 1.21 decodes. The
     list is a file of this package, so it does not depend on the installed version.
     """
-    raw = (
-        importlib.resources.files("tokmill.x86.tokens.vocabularies")
-        .joinpath("closed_tokens.json")
-        .read_bytes()
-    )
-    lists = json.loads(raw)
+    folder = importlib.resources.files("tokmill.x86.tokens.vocabularies")
+    lists = json.loads(folder.joinpath("closed_tokens.json").read_bytes())
     return {column: TokenList.of(column, "tokmill", lists[column]) for column in COLUMNS}
 
 
@@ -208,9 +204,7 @@ def find_lists(folder: Path | str, rules: str | None = None) -> dict[str, ReadLi
     root = Path(folder)
     with machine_errors("read", root):
         if not root.is_dir():
-            raise TokmillError(
-                "there is no such folder", where=str(root), hint="check the path"
-            ) from None
+            raise TokmillError("there is no such folder", where=str(root), hint="check the path")
         if has_store_files(root):
             root = root / "vocab"
         paths = {
