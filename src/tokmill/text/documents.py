@@ -42,7 +42,11 @@ from tokmill.store.schema import (
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.record_blocks import EXPANDS, is_stream
-from tokmill.text.tokenizers.tokenizer_json import added_tokens, template_tokens
+from tokmill.text.tokenizers.tokenizer_json import (
+    added_tokens,
+    beside_model,
+    template_tokens,
+)
 
 M_ARENA_MAX = -8
 """Constants of glibc's malloc.h."""
@@ -59,7 +63,7 @@ class Encoder(ABC):
         self.engine = self.encoder.name
         """`gigatoken` or `tokenizers`."""
         reject = specials_in_text == "reject"
-        data = msgspec.json.decode(frozen.data) if reject else {}
+        data = beside_model(frozen.data) if reject else {}
         self.specials = tuple(added_tokens(data, special_only=True))
         self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
 
@@ -221,7 +225,7 @@ class Encode(Encoder):
         super().__init__(frozen, config.specials_in_text, resources)
         if resources.own_process and self.engine == "gigatoken":
             share_one_heap()
-        prefix, suffix = template_tokens(msgspec.json.decode(frozen.data))
+        prefix, suffix = template_tokens(beside_model(frozen.data))
         no_end = config.end_of_record == "eot" and "eot" not in frozen.vocabulary.roles
         if (prefix or suffix) and config.template == "refuse":
             raise TokmillError(

@@ -255,6 +255,28 @@ def test_odd_texts_are_found() -> None:
 
 
 @pytest.mark.parametrize("mode", ["plain", "special"])
+def test_only_what_stands_about_newer_characters_goes_to_tokenizers(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, mode: str, corpus: Any
+) -> None:
+    whole = " ".join(corpus.texts[60:70])
+    texts = [f"{whole} {NEWER}a<|endoftext|> x{NEWER}\n{whole}", "a", f"{NEWER}", "\u4e2d a"]
+    wanted = make_encoder(tokenizer.to_json(), engine="tokenizers", specials_in_text=mode)(texts)
+    monkeypatch.setattr(encoders, "_STRETCH", 20)
+    encoder = make_encoder(tokenizer.to_json(), engine="gigatoken", specials_in_text=mode)
+    assert isinstance(encoder, encoders.GigatokenEncoder)
+    seen: list[str] = []
+    other = encoder._other.__call__
+    monkeypatch.setattr(
+        encoders.TokenizersEncoder,
+        "__call__",
+        lambda self, some: (seen.extend(some), other(some))[1],
+    )
+    for found, right in zip(encoder(texts), wanted, strict=True):
+        assert found.tolist() == right.tolist()
+    assert seen and all(NEWER in text and len(text) < 100 for text in seen)
+
+
+@pytest.mark.parametrize("mode", ["plain", "special"])
 def test_long_texts_go_to_tokenizers_in_parts(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, mode: str, corpus: Any
 ) -> None:

@@ -130,7 +130,7 @@ def texts_with_newer_characters(data: Array, offsets: Array) -> Array:
     hits = []
     for lead in leads.tolist():
         width = 2 if data[lead] < 0xE0 else 3 if data[lead] < 0xF0 else 4
-        if bytes(data[lead : lead + width]) in characters:
+        if ord(str(data[lead : lead + width].data, "utf-8")) in characters:
             hits.append(lead)
     if not hits:
         return none
@@ -142,10 +142,12 @@ def _two_bytes(first: Array, second: Array) -> Array:
 
 
 @functools.cache
-def _newer_characters() -> tuple[frozenset[bytes], Array]:
-    characters = frozenset(chr(number).encode() for number in newer_characters())
+def _newer_characters() -> tuple[frozenset[int], Array]:
+    characters = frozenset(newer_characters())
+    # From U+0800 on the last six bits are not in the first two bytes.
+    starts = {number if number < 0x800 else number & ~0x3F for number in characters}
+    pairs = np.array([tuple(chr(number).encode()[:2]) for number in starts], np.uint8)
     suspects = np.zeros(1 << 12, bool)
-    pairs = np.array([tuple(character[:2]) for character in characters], np.uint8)
     suspects[_two_bytes(pairs[:, 0], pairs[:, 1])] = True
     return characters, suspects
 
