@@ -10,7 +10,7 @@ from tokenizers_peer import reference_ids
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.encoding import encoders
 from tokmill.text.encoding.encoders import make_encoder
-from tokmill.text.encoding.guards import texts_with_newer_characters
+from tokmill.text.encoding.guards import with_newer_characters
 from tokmill.text.learning.train_tokenizer import train_tokenizer
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 
@@ -248,10 +248,9 @@ def test_a_character_without_a_token_is_an_error(threads: bool, tokenizer: Token
 
 
 def test_odd_texts_are_found() -> None:
-    data, offsets = flat(
-        ["plain", "\u4e2d\u6587", f"a{NEWER}", "", "\U000323b0", "\U0001f600", "a "]
-    )
-    assert texts_with_newer_characters(data, offsets).tolist() == [2, 4]
+    texts = ["plain", "\u4e2d\u6587", f"a{NEWER}", "", "\U000323b0", "\U0001f600", "a "]
+    assert with_newer_characters([text.encode() for text in texts]) == [2, 4]
+    assert with_newer_characters([]) == with_newer_characters([b"a"]) == []
 
 
 @pytest.mark.parametrize("mode", ["plain", "special"])

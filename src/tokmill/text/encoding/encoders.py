@@ -293,7 +293,7 @@ class GigatokenEncoder:
 
     def _encode(self, texts: Sequence[bytes]) -> tuple[Array, Array]:
         parts = self._each(texts)
-        for number in _with_newer_characters(texts):
+        for number in guards.with_newer_characters(texts):
             parts[number] = self._in_stretches(texts[number].decode())
         lengths = np.array([len(part) for part in parts], np.int64)
         return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths
@@ -331,15 +331,9 @@ class GigatokenEncoder:
         pieces = [piece for piece, _ in segments(blocks, *self._other.cuts)]
         encoded = _utf8(pieces)
         parts = self._each(encoded)
-        for number in _with_newer_characters(encoded):
+        for number in guards.with_newer_characters(encoded):
             parts[number] = self._other([pieces[number]])[0]
         return np.concatenate(parts)
-
-
-def _with_newer_characters(texts: Sequence[bytes]) -> list[int]:
-    others = [number for number, text in enumerate(texts) if not text.isascii()]
-    data, offsets = _joined([texts[number] for number in others])
-    return [others[place] for place in guards.texts_with_newer_characters(data, offsets).tolist()]
 
 
 def places_to_cut(data: Mapping[str, Any]) -> tuple[dict[str, int], re.Pattern[str] | None]:
@@ -391,13 +385,10 @@ def _as_json(data: Mapping[str, Any]) -> str:
 
 def utf8_buffer(texts: Sequence[str]) -> tuple[Array, Array]:
     """Return texts as UTF-8 in one buffer: (uint8, offsets int64 (n + 1))."""
-    return _joined(_utf8(texts))
-
-
-def _joined(texts: Sequence[bytes]) -> tuple[Array, Array]:
-    offsets = np.zeros(len(texts) + 1, np.int64)
-    np.cumsum([len(text) for text in texts], out=offsets[1:])
-    return np.frombuffer(b"".join(texts), np.uint8), offsets
+    encoded = _utf8(texts)
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(text) for text in encoded], out=offsets[1:])
+    return np.frombuffer(b"".join(encoded), np.uint8), offsets
 
 
 def _utf8(texts: Sequence[str]) -> list[bytes]:

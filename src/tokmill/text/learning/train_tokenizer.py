@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tokmill import plugins
 from tokmill.base.children.child import Limits
@@ -27,7 +26,7 @@ from tokmill.store.manifest import read_checked, with_checksum
 from tokmill.store.marks import is_store
 from tokmill.store.vocab import LEARNED, Learned
 from tokmill.text.documents import iter_documents
-from tokmill.text.encoding.guards import texts_with_newer_characters
+from tokmill.text.encoding.guards import with_newer_characters
 from tokmill.text.learning.bpe import (
     TIE_BREAKS,
     TieBreak,
@@ -154,9 +153,7 @@ class Spool:
                             f"a record holds a lone surrogate: {piece[:40]!r}",
                             hint="read the text with errors='replace'",
                         ) from None
-                    if not self.newer and not piece.isascii():
-                        data = np.frombuffer(raw, np.uint8)
-                        self.newer = bool(len(texts_with_newer_characters(data, np.array([0]))))
+                    self.newer = self.newer or bool(with_newer_characters([raw]))
                     handle.write(raw)
                     handle.write(BORDER)
                     self.bytes += len(raw)
