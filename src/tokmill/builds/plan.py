@@ -247,8 +247,6 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     """Where shards are made: on this machine (`auto`), or a line of `plugins.EXECUTORS`."""
     address: str = ""
     """Address of the cluster of an executor of a plug-in."""
-    own_process: bool = False
-    """Whether the process runs only this build (the command, not a library call)."""
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):

@@ -96,8 +96,6 @@ class Resources(msgspec.Struct, frozen=True, kw_only=True):
 
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     threads: bool = True
-    own_process: bool = False
-    """The process runs nothing but this build, so settings of the whole process may be changed."""
     block_bytes: int = 2 << 20
     scratch: str = ""
     """Folder for files that may be lost, shared by all processes of the build; empty: none."""

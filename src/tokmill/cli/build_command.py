@@ -84,7 +84,7 @@ class Running(msgspec.Struct, frozen=True):
 
     def how(self, quiet: bool) -> How:
         named = ("workers", "preset", "engine", "executor", "address")
-        amount = {name: getattr(self, name) for name in named} | {"own_process": True}
+        amount = {name: getattr(self, name) for name in named}
         amount["memory"] = parse_bytes(self.memory) if self.memory else None
         return How(
             amount=recipe.convert(Amount, amount, "command line"),

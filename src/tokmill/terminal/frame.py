@@ -4,6 +4,7 @@ import copy
 import inspect
 import os
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -194,17 +195,20 @@ PANEL = "options of the recipe"
 def field_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
     """Return the docstrings below a struct's fields, also those of its parents."""
     import ast
-    import textwrap
 
     docs: dict[str, str] = {}
     for kind in reversed(struct.__mro__):
         if not issubclass(kind, msgspec.Struct) or kind is msgspec.Struct:
             continue
         try:
-            body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        except (OSError, TypeError, SyntaxError):
+            # `inspect.getsource` of a class parses the whole file.
+            source = inspect.getsource(sys.modules[kind.__module__])
+            own = re.search(rf"^class {kind.__name__}\b.*?(?=^[^\s)]|\Z)", source, re.M | re.S)
+            body = ast.parse(own[0]).body[0] if own else None
+        except (OSError, TypeError, KeyError, SyntaxError):
             continue
-        assert isinstance(body, ast.ClassDef)
+        if not isinstance(body, ast.ClassDef):
+            continue
         for field, after in zip(body.body, body.body[1:], strict=False):
             if (
                 isinstance(field, ast.AnnAssign)

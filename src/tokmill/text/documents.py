@@ -1,8 +1,5 @@
 """Common parts of all text sources: read documents, then encode them as records of tokens."""
 
-import contextlib
-import ctypes
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +13,6 @@ from tokmill import plugins
 from tokmill.base import recipe
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import place_of
-from tokmill.base.prefetch import prefetch
 from tokmill.builds.finish import hint
 from tokmill.builds.scan import Fits, InputFile, Inputs, find_files
 from tokmill.builds.source import (
@@ -42,10 +38,11 @@ from tokmill.store.schema import (
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.record_blocks import EXPANDS, is_stream
-from tokmill.text.tokenizers.tokenizer_json import added_tokens, template_tokens
-
-M_ARENA_MAX = -8
-"""Constants of glibc's malloc.h."""
+from tokmill.text.tokenizers.tokenizer_json import (
+    added_tokens,
+    beside_model,
+    template_tokens,
+)
 
 
 class Encoder(ABC):
@@ -59,7 +56,7 @@ class Encoder(ABC):
         self.engine = self.encoder.name
         """`gigatoken` or `tokenizers`."""
         reject = specials_in_text == "reject"
-        data = msgspec.json.decode(frozen.data) if reject else {}
+        data = beside_model(frozen.data) if reject else {}
         self.specials = tuple(added_tokens(data, special_only=True))
         self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
 
@@ -182,30 +179,7 @@ class DocumentSource(Source):
         return self.encoder(self.resources)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        encode = self._encoder
-        if not self.resources.threads:
-            yield from map(encode, self.documents(item, digest))
-            return
-        # The encoder's threads do not hold the interpreter's lock, so the next block can be read
-        # meanwhile. At the end of a part, reading waits until the part is committed: its digest is
-        # taken then.
-        committed = threading.Semaphore(0)
-
-        def read() -> Iterator[Documents]:
-            for batch in self.documents(item, digest):
-                yield batch
-                if batch.ends_part:
-                    committed.acquire()
-
-        batches = prefetch(read())
-        try:
-            for batch in batches:
-                yield encode(batch)
-                if batch.ends_part:
-                    committed.release()
-        finally:
-            committed.release()
-            batches.close()
+        yield from map(self._encoder, self.documents(item, digest))
 
 
 def column_name(field: str) -> str:
@@ -219,9 +193,7 @@ class Encode(Encoder):
 
     def __init__(self, frozen: Frozen, config: TextOptions, resources: Resources) -> None:
         super().__init__(frozen, config.specials_in_text, resources)
-        if resources.own_process and self.engine == "gigatoken":
-            share_one_heap()
-        prefix, suffix = template_tokens(msgspec.json.decode(frozen.data))
+        prefix, suffix = template_tokens(beside_model(frozen.data))
         no_end = config.end_of_record == "eot" and "eot" not in frozen.vocabulary.roles
         if (prefix or suffix) and config.template == "refuse":
             raise TokmillError(
@@ -272,16 +244,6 @@ class Encode(Encoder):
         """Return (ids, offsets) of the documents in a buffer, whole."""
         ids, lengths = self.encoder.encode_utf8(data, places)
         return surround(ids, lengths, self.prefix, self.suffix, self.dtype)
-
-
-def share_one_heap() -> None:
-    """Let all threads of this process share glibc's main heap.
-
-    Otherwise each thread has its own heap, which keeps freed memory: about 40 MB more with the
-    reader and gigatoken's threads. Not for `tokenizers`, which would be half as fast with one heap.
-    """
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").mallopt(M_ARENA_MAX, 1)
 
 
 def surround(

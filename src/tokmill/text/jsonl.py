@@ -33,7 +33,13 @@ from tokmill.text.make_document import (
     quoted,
     select,
 )
-from tokmill.text.record_blocks import Block, blank_lines, is_stream, record_blocks
+from tokmill.text.record_blocks import (
+    Block,
+    blank_lines,
+    is_stream,
+    line_starts,
+    record_blocks,
+)
 
 LINES = 1000
 """Lines that are read, in at most `HEAD` bytes."""
@@ -196,7 +202,7 @@ def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
         yield path, isinstance(value, str)
 
 
-NEWLINE, OPEN, CLOSE = 10, 123, 125
+OPEN, CLOSE = 123, 125
 BOM = b"\xef\xbb\xbf"
 
 
@@ -257,10 +263,8 @@ class JsonlSource(DocumentSource):
             data, base = data[len(BOM) :], len(BOM)
         if not data:
             return [], np.zeros(0, np.int64), []
-        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == NEWLINE)
-        last = newlines[:-1] if data[-1] == NEWLINE else newlines
-        starts = np.concatenate([[0], last + 1])
-        records = self._all(data)
+        starts = line_starts(data)
+        records = self._all(data, starts)
         if records is not None:
             return records, starts + base, []
         drops: list[Drops] = []
@@ -271,7 +275,7 @@ class JsonlSource(DocumentSource):
                 np.frombuffer(data, np.uint8)[np.repeat(~blank, np.diff(starts, append=len(data)))]
             )
             starts = starts[~blank]
-            records = self._all(data) if data else []
+            records = self._all(data, line_starts(data)) if data else []
         if records is None:
             records, kept, refused = self._line_by_line(data)
             drops += drops_of(
@@ -281,23 +285,16 @@ class JsonlSource(DocumentSource):
             starts = starts[kept]
         return records, starts + base, drops
 
-    def _all(self, data: bytes) -> list[Any] | None:
+    def _all(self, data: bytes, starts: Array) -> list[Any] | None:
         """Return the records if no line is blank or refused, else None."""
         flat = np.frombuffer(data, np.uint8)
-        newlines = np.flatnonzero(flat == NEWLINE)
-        inner = newlines[:-1] if data[-1] == NEWLINE else newlines
         # `decode_lines` alone would accept two records on a line, or one over two lines.
-        regular = (
-            data[0] == OPEN
-            and bool((flat[inner + 1] == OPEN).all())
-            and bool((flat[inner - 1] == CLOSE).all())
-        )
-        if regular:
+        if (flat[starts] == OPEN).all() and (flat[starts[1:] - 2] == CLOSE).all():
             try:
                 records = self.decoder.decode_lines(data)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 records = []
-            if len(records) == len(inner) + 1:
+            if len(records) == len(starts):
                 return records
         return None
 
@@ -306,10 +303,7 @@ class JsonlSource(DocumentSource):
         records: list[Any] = []
         kept: list[bool] = []
         refused: list[str] = []
-        lines = data.split(b"\n")
-        if not lines[-1]:
-            lines.pop()
-        for line in lines:
+        for line in data.removesuffix(b"\n").split(b"\n"):
             try:
                 records.append(self.decoder.decode(line.strip()))
                 kept.append(True)

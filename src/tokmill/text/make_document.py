@@ -231,13 +231,15 @@ def join_fields(
     `columns` has a sequence of values for each field, None for a missing field.
     """
     placeholders = frozenset(options.placeholders)
+    # A long text is not hashed.
+    longest = max(map(len, placeholders), default=0)
     texts = []
     for values in zip(*columns, strict=True):
         parts = []
         for value in values:
             if value:
                 part = value.strip() if options.strip else value
-                if part and part not in placeholders:
+                if part and (len(part) > longest or part not in placeholders):
                     parts.append(part)
         texts.append(options.join.join(parts))
     reasons = [""] * len(texts)

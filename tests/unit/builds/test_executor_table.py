@@ -25,7 +25,7 @@ def test_what_does_not_go_together_is_refused_before_anything_is_read() -> None:
 
 def test_how_many_workers_an_executor_has() -> None:
     workers, resources = choose(Amount(executor="ray"), 9)
-    assert workers == 9 and resources.own_process and not resources.threads
+    assert workers == 9 and not resources.threads
     assert choose(Amount(executor="ray", workers=4), 9)[0] == 4
 
 

@@ -16,7 +16,7 @@ from tokmill.base import inflate
 from tokmill.base.errors import TokmillError
 from tokmill.builds.source import Item
 from tokmill.text import record_blocks as blocks
-from tokmill.text.record_blocks import Block, record_blocks
+from tokmill.text.record_blocks import Block, line_starts, record_blocks
 
 # Few letters, so that delimiters and what looks like one come often; the last ones are usual.
 LETTERS = st.lists(st.sampled_from(list(b"ab\n")), max_size=60).map(bytes)
@@ -38,6 +38,12 @@ PACK = {
     ".xz": lzma.compress,
     ".bz2": bz2.compress,
 }
+
+
+@given(LETTERS)
+def test_lines_begin_after_newlines(data: bytes) -> None:
+    lines = data.splitlines(keepends=True)
+    assert line_starts(data).tolist() == [sum(map(len, lines[:i])) for i in range(len(lines) or 1)]
 
 
 def test_the_first_bytes_tell_the_compression() -> None:

@@ -10,7 +10,7 @@ from tokenizers_peer import reference_ids
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.text.encoding import encoders
 from tokmill.text.encoding.encoders import make_encoder
-from tokmill.text.encoding.guards import texts_with_newer_characters
+from tokmill.text.encoding.guards import with_newer_characters
 from tokmill.text.learning.train_tokenizer import train_tokenizer
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 
@@ -248,10 +248,31 @@ def test_a_character_without_a_token_is_an_error(threads: bool, tokenizer: Token
 
 
 def test_odd_texts_are_found() -> None:
-    data, offsets = flat(
-        ["plain", "\u4e2d\u6587", f"a{NEWER}", "", "\U000323b0", "\U0001f600", "a "]
+    texts = ["plain", "\u4e2d\u6587", f"a{NEWER}", "", "\U000323b0", "\U0001f600", "a "]
+    assert with_newer_characters([text.encode() for text in texts]) == [2, 4]
+    assert with_newer_characters([]) == with_newer_characters([b"a"]) == []
+
+
+@pytest.mark.parametrize("mode", ["plain", "special"])
+def test_only_what_stands_about_newer_characters_goes_to_tokenizers(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, mode: str, corpus: Any
+) -> None:
+    whole = " ".join(corpus.texts[60:70])
+    texts = [f"{whole} {NEWER}a<|endoftext|> x{NEWER}\n{whole}", "a", f"{NEWER}", "\u4e2d a"]
+    wanted = make_encoder(tokenizer.to_json(), engine="tokenizers", specials_in_text=mode)(texts)
+    monkeypatch.setattr(encoders, "_STRETCH", 20)
+    encoder = make_encoder(tokenizer.to_json(), engine="gigatoken", specials_in_text=mode)
+    assert isinstance(encoder, encoders.GigatokenEncoder)
+    seen: list[str] = []
+    other = encoder._other.__call__
+    monkeypatch.setattr(
+        encoders.TokenizersEncoder,
+        "__call__",
+        lambda self, some: (seen.extend(some), other(some))[1],
     )
-    assert texts_with_newer_characters(data, offsets).tolist() == [2, 4]
+    for found, right in zip(encoder(texts), wanted, strict=True):
+        assert found.tolist() == right.tolist()
+    assert seen and all(NEWER in text and len(text) < 100 for text in seen)
 
 
 @pytest.mark.parametrize("mode", ["plain", "special"])

@@ -10,31 +10,68 @@ import numpy as np
 import psutil
 import pytest
 
+from tokmill.base.children.child_calls import ChildDied
+from tokmill.text.learning import train_child
 from tokmill.text.learning import train_tokenizer as train
 from tokmill.text.learning.train_tokenizer import train_tokenizer
 
 pytest.importorskip("gigatoken", reason="needs the extra text")
-TEXTS = ["".join(chr(97 + (i * j) % 26) for j in range(2, 9)) + f" {i}" for i in range(600)]
+TEXTS = ["".join(chr(97 + (i * j) % 26) for j in range(2, 9)) + f" {i}" for i in range(2000)]
 
 
-def engines_of(monkeypatch: pytest.MonkeyPatch, vocab_size: int, **more: Any) -> list[str]:
+UNFRIENDLY = {
+    "bytes": [bytes((i * j * j) % 256 for j in range(500)).decode("latin1") for i in range(40)],
+    "runs": [letter * n for letter in "a \n-=0\u00e9\u4e2d" for n in range(1, 200, 9)],
+    "one token": ["a" * 5000, "ab" * 700, "the " * 900],
+    "no spaces": ["".join(chr(97 + (i * j * j) % 23) for j in range(900)) for i in range(9)],
+    "Chinese": ["".join(chr(0x4E00 + (i * j) % 400) for j in range(1, 99)) for i in range(40)],
+    "few": ["a"],
+    "nothing but special tokens": ["<|endoftext|>"] * 3 + ["ab"],
+}
+
+
+def engines_of(monkeypatch: pytest.MonkeyPatch, vocab_size: int) -> list[str]:
     used: list[str] = []
-    library = train._with_tokenizers
+    call = train._in_child
 
-    def seen(*arguments: Any) -> Any:
-        used.append("tokenizers")
-        return library(*arguments)
+    def seen(target: str, *arguments: Any, **more: Any) -> Any:
+        used.append(target)
+        return call(target, *arguments, **more)
 
-    monkeypatch.setattr(train, "_with_tokenizers", seen)
-    train_tokenizer(TEXTS, vocab_size, [], **more)
+    monkeypatch.setattr(train, "_in_child", seen)
+    train_tokenizer(TEXTS, vocab_size, [])
     return used
 
 
-def test_gigatoken_trains_where_words_are_many_and_tokenizers_where_ids_are(
-    monkeypatch: pytest.MonkeyPatch,
+def test_gigatoken_learns_all_merges_where_words_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engines_of(monkeypatch, 300) == ["gigatoken"]
+    assert engines_of(monkeypatch, 900) == ["gigatoken", "mixed"]
+
+
+def test_tokenizers_trains_where_python_would_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train, "FIRST", 0)
+    monkeypatch.setattr(train_child, "MOST_IDS", 10)
+    monkeypatch.setattr(train, "call", in_this_process)
+    assert engines_of(monkeypatch, 900) == ["gigatoken", "mixed", "tokenizers"]
+
+
+def in_this_process(target: str, *arguments: Any, limits: Any, line: Any) -> Any:
+    if target.endswith(":gigatoken"):
+        line("600 unique words")
+        raise ChildDied("stopped", hint="")
+    return getattr(train_child, target.rpartition(":")[2])(*arguments)
+
+
+@pytest.mark.parametrize("first", [0.125, 0.3])
+@pytest.mark.parametrize("texts", [TEXTS, *UNFRIENDLY.values()], ids=["words", *UNFRIENDLY])
+def test_merges_of_two_trainers_are_those_of_one(
+    monkeypatch: pytest.MonkeyPatch, texts: list[str], first: float
 ) -> None:
-    assert engines_of(monkeypatch, 300) == []
-    assert engines_of(monkeypatch, 900) == ["tokenizers"]
+    monkeypatch.setattr(train, "FIRST", first)
+    monkeypatch.setattr(train, "MERGES_A_WORD", 0)
+    mixed = train_tokenizer(texts, 900)
+    wanted = train_tokenizer(texts, 900, engine="tokenizers")
+    assert mixed.merges == wanted.merges and mixed.to_json() == wanted.to_json()
 
 
 @pytest.mark.parametrize("engine", ["gigatoken", "tokenizers"])

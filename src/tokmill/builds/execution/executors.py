@@ -128,9 +128,7 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
         workers = min(workers, fitting) if fitting > 1 else min(workers, least)
         resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
     # Several workers use all cores anyway; without workers the encoder may use threads.
-    return workers, msgspec.structs.replace(
-        resources, threads=workers == 0, own_process=amount.own_process or workers > 0
-    )
+    return workers, msgspec.structs.replace(resources, threads=workers == 0)
 
 
 def check_executor(amount: Amount) -> None:

@@ -11,6 +11,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Protocol
 
 import msgspec
@@ -34,6 +35,8 @@ _LONG = 1 << 20
 """Characters above which a text is encoded in parts by `tokenizers`."""
 _STEP = 1 << 20
 """Bytes that gigatoken encodes at a time, about; its memory is measured after each."""
+_STRETCH = 1 << 12
+"""Characters of a text that are looked at together for those that gigatoken does not know."""
 _GROWTH = 128 << 20
 """Bytes by which the process may grow until gigatoken's engine is replaced, whose cache grows with
 the number of distinct words."""
@@ -282,47 +285,34 @@ class GigatokenEncoder:
             return self._library.Tokenizer.from_json(self._json)
 
     def __call__(self, texts: Sequence[str]) -> tuple[Array, Array]:
-        return self.encode_utf8(*utf8_buffer(texts))
+        return self._encode(_utf8(texts))
 
     def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
-        if len(offsets) < 2:
-            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
-        ids, lengths = self._encode(data, offsets)
-        others = guards.texts_with_newer_characters(data, offsets)
-        if not len(others):
-            return ids, lengths
-        return self._replaced(ids, lengths, data, offsets, others)
+        view = memoryview(np.ascontiguousarray(data).data)
+        return self._encode([bytes(view[start:stop]) for start, stop in pairwise(offsets.tolist())])
 
-    def _encode(self, data: Array, offsets: Array) -> tuple[Array, Array]:
+    def _encode(self, texts: Sequence[bytes]) -> tuple[Array, Array]:
+        parts = self._each(texts)
+        for number in guards.with_newer_characters(texts):
+            parts[number] = self._in_stretches(texts[number].decode())
+        lengths = np.array([len(part) for part in parts], np.int64)
+        return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths
+
+    def _each(self, texts: Sequence[bytes]) -> list[Array]:
+        # `encode_batch` takes twice the time while the cache is cold, and imports awkward.
         parts = []
-        first, last = 0, len(offsets) - 1
-        while first < last:
-            # Whole texts, at least one.
-            stop = int(np.searchsorted(offsets, offsets[first] + _STEP, side="right"))
-            stop = min(max(stop - 1, first + 1), last)
-            parts.append(self._at_once(data, offsets[first : stop + 1]))
-            first = stop
-        if len(parts) == 1:
-            return parts[0]
-        ids, lengths = zip(*parts, strict=True)
-        return np.concatenate(ids), np.concatenate(lengths)
+        size = 0
+        for text in texts:
+            with _gigatoken_errors():
+                parts.append(self.tokenizer.encode(text))
+            size += len(text)
+            if size >= _STEP:
+                self._bound_memory()
+                size = 0
+        self._bound_memory()
+        return parts
 
-    def _at_once(self, data: Array, offsets: Array) -> tuple[Array, Array]:
-        import awkward
-
-        texts = awkward.Array(
-            awkward.contents.ListOffsetArray(
-                awkward.index.Index64(np.ascontiguousarray(offsets, np.int64)),
-                awkward.contents.NumpyArray(
-                    np.ascontiguousarray(data, np.uint8), parameters={"__array__": "char"}
-                ),
-                parameters={"__array__": "string"},
-            )
-        )
-        with _gigatoken_errors():
-            layout = self.tokenizer.encode_batch(texts, parallel=False).layout
-        ends = np.asarray(layout.offsets.data)
-        ids = np.asarray(layout.content.data)[ends[0] : ends[-1]]
+    def _bound_memory(self) -> None:
         now = resident_bytes()
         self._least = now if self._least is None else min(self._least, now)
         if now - self._least > _GROWTH:
@@ -330,28 +320,20 @@ class GigatokenEncoder:
             self.tokenizer = None
             guards.give_back_memory()
             self.tokenizer = self._engine()
-        return ids, np.diff(ends)
 
     @functools.cached_property
     def _other(self) -> TokenizersEncoder:
         return TokenizersEncoder(self._data, self.threads)
 
-    def _replaced(
-        self, ids: Array, lengths: Array, data: Array, offsets: Array, texts: Array
-    ) -> tuple[Array, Array]:
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        lengths = lengths.copy()
-        parts: list[Array] = []
-        done = 0
-        for text in texts.tolist():
-            parts.append(ids[starts[done] : starts[text]])
-            span = offsets[text : text + 2]
-            new, _ = self._other.encode_utf8(data[span[0] : span[1]], span - span[0])
-            parts.append(new)
-            lengths[text] = len(new)
-            done = text + 1
-        parts.append(ids[starts[done] :])
-        return np.concatenate(parts), lengths
+    def _in_stretches(self, text: str) -> Array:
+        """Encode a text with newer characters: only what stands about them by `tokenizers`."""
+        blocks = (text[start : start + _STRETCH] for start in range(0, len(text), _STRETCH))
+        pieces = [piece for piece, _ in segments(blocks, *self._other.cuts)]
+        encoded = _utf8(pieces)
+        parts = self._each(encoded)
+        for number in guards.with_newer_characters(encoded):
+            parts[number] = self._other([pieces[number]])[0]
+        return np.concatenate(parts)
 
 
 def places_to_cut(data: Mapping[str, Any]) -> tuple[dict[str, int], re.Pattern[str] | None]:

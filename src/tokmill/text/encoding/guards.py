@@ -13,7 +13,7 @@ Found by fuzzing both with every kind of step (tests/property/test_tokenizer_pro
 import contextlib
 import ctypes
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -113,16 +113,13 @@ def why_not_gigatoken(data: Mapping[str, Any]) -> str:
     return ""
 
 
-def texts_with_newer_characters(data: Array, offsets: Array) -> Array:
-    """Return the numbers of the texts that hold characters newer than Unicode 16.0.
-
-    Args:
-        data: uint8, UTF-8.
-        offsets: int64 (n + 1).
-    """
-    none = np.zeros(0, np.int64)
-    if not len(data) or int(data.max()) < 0xC0:
-        return none
+def with_newer_characters(texts: Sequence[bytes]) -> list[int]:
+    """Return the numbers of the texts, in UTF-8, that hold characters newer than Unicode 16.0."""
+    others = [number for number, text in enumerate(texts) if not text.isascii()]
+    if not others:
+        return []
+    ends = np.cumsum([len(texts[number]) for number in others])
+    data = np.frombuffer(b"".join([texts[number] for number in others]), np.uint8)
     characters, suspects = _newer_characters()
     # For nearly all characters the first two bytes show that it is none of them.
     leads = np.flatnonzero(data[:-1] >= 0xC0)
@@ -130,11 +127,10 @@ def texts_with_newer_characters(data: Array, offsets: Array) -> Array:
     hits = []
     for lead in leads.tolist():
         width = 2 if data[lead] < 0xE0 else 3 if data[lead] < 0xF0 else 4
-        if bytes(data[lead : lead + width]) in characters:
+        if ord(str(data[lead : lead + width].data, "utf-8")) in characters:
             hits.append(lead)
-    if not hits:
-        return none
-    return np.unique(np.searchsorted(offsets, np.array(hits, np.int64), side="right") - 1)
+    found = np.unique(np.searchsorted(ends, hits, side="right"))
+    return [others[place] for place in found.tolist()]
 
 
 def _two_bytes(first: Array, second: Array) -> Array:
@@ -142,10 +138,12 @@ def _two_bytes(first: Array, second: Array) -> Array:
 
 
 @functools.cache
-def _newer_characters() -> tuple[frozenset[bytes], Array]:
-    characters = frozenset(chr(number).encode() for number in newer_characters())
+def _newer_characters() -> tuple[frozenset[int], Array]:
+    characters = frozenset(newer_characters())
+    # From U+0800 on the last six bits are not in the first two bytes.
+    starts = {number if number < 0x800 else number & ~0x3F for number in characters}
+    pairs = np.array([tuple(chr(number).encode()[:2]) for number in starts], np.uint8)
     suspects = np.zeros(1 << 12, bool)
-    pairs = np.array([tuple(character[:2]) for character in characters], np.uint8)
     suspects[_two_bytes(pairs[:, 0], pairs[:, 1])] = True
     return characters, suspects
 

@@ -6,8 +6,10 @@ so they do not overflow.
 """
 
 import heapq
+from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal, get_args
 
 from tokmill import plugins
@@ -110,8 +112,13 @@ def train_words(
     vocab_size: int,
     special_tokens: Sequence[str],
     tie_break: TieBreak,
+    known: Sequence[tuple[bytes, bytes]] = (),
+    spelled: Iterable[Sequence[int]] | None = None,
 ) -> tuple[dict[int, bytes], list[tuple[bytes, bytes]]]:
     """Learn a byte-level BPE vocabulary from distinct words and their counts.
+
+    `known` are the first merges, if another trainer has learned them, each with a token of its own;
+    `spelled` has the ids of each word after these.
 
     `tie_break`: of pairs with equal counts, `greatest-bytes` takes the lexicographically greatest
     pair of byte strings (the rule of CS336), `first` the pair with the smallest ids (the rule of
@@ -123,17 +130,19 @@ def train_words(
     tokens = [token.encode() for token in special_tokens]
     byte_id = {byte: len(tokens) + place for place, byte in enumerate(BYTE_ORDER)}
     tokens += [bytes([byte]) for byte in BYTE_ORDER]
+    tokens += [left + right for left, right in known]
     number_of_token = {token: number for number, token in enumerate(tokens)}
+    if spelled is None:
+        spelled = ([byte_id[byte] for byte in word] for word in words)
 
-    spelled = [[byte_id[byte] for byte in word] for word in words]
-    counts = list(words.values())
-    pairs, holders = _count_pairs(spelled, counts)
+    spelling = _Spelling(spelled, words.values())
+    pairs = spelling.pairs
     order: list[int] | list[str] = (
         list(range(len(tokens))) if tie_break == "first" else [_descending(t) for t in tokens]
     )
     queue = [(-count, order[a], order[b], a, b) for (a, b), count in pairs.items()]
     heapq.heapify(queue)
-    merges: list[tuple[bytes, bytes]] = []
+    merges = list(known)
     while len(tokens) < vocab_size and queue:
         negative, _, _, a, b = heapq.heappop(queue)
         count = pairs[a, b]
@@ -151,60 +160,60 @@ def train_words(
             tokens.append(joined)
             order.append(len(order) if tie_break == "first" else _descending(joined))  # type: ignore[arg-type]
         merges.append((tokens[a], tokens[b]))
-        risen = _replace(a, b, number_of_token[joined], spelled, counts, pairs, holders)
-        for c, d in risen:
+        for c, d in spelling.join(a, b, number_of_token[joined]):
             heapq.heappush(queue, (-pairs[c, d], order[c], order[d], c, d))
     return dict(enumerate(tokens)), merges
 
 
-def _count_pairs(
-    spelled: Sequence[Sequence[int]], counts: Sequence[int]
-) -> tuple[defaultdict[tuple[int, int], int], defaultdict[tuple[int, int], set[int]]]:
-    """Return each pair of neighbours → how often it occurs, and → the words that hold it."""
-    pairs: defaultdict[tuple[int, int], int] = defaultdict(int)
-    holders: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
-    for place, ids in enumerate(spelled):
-        for pair in zip(ids, ids[1:], strict=False):
-            pairs[pair] += counts[place]
-            holders[pair].add(place)
-    return pairs, holders
+class _Spelling:
+    """All distinct words in a row, as linked lists of ids; a merge visits only its own places."""
 
+    def __init__(self, words: Iterable[Sequence[int]], counts: Iterable[int]) -> None:
+        self.ids, self.before, self.after = array("i"), array("i"), array("i")
+        """`before`, `after`: the neighbour's place in the same word, or -1."""
+        self.counts: list[int] = []
+        """How often the word of each place occurs."""
+        self.pairs: defaultdict[tuple[int, int], int] = defaultdict(int)
+        """Pair of neighbours → how often it occurs."""
+        self.places: defaultdict[tuple[int, int], array[int]] = defaultdict(lambda: array("i"))
+        """Pair → where it begins, and places where it has been."""
+        for word, count in zip(words, counts, strict=True):
+            first, stop = len(self.ids), len(self.ids) + len(word)
+            self.ids.extend(word)
+            self.before.extend([-1, *range(first, stop - 1)])
+            self.after.extend([*range(first + 1, stop), -1])
+            self.counts += [count] * len(word)
+            for place, pair in enumerate(pairwise(word), first):
+                self.pairs[pair] += count
+                self.places[pair].append(place)
 
-def _replace(
-    a: int,
-    b: int,
-    joined: int,
-    spelled: list[list[int]],
-    counts: Sequence[int],
-    pairs: dict[tuple[int, int], int],
-    holders: dict[tuple[int, int], set[int]],
-) -> set[tuple[int, int]]:
-    """Replace a pair by one id in all words that hold it; return the pairs that are new there."""
-    risen: set[tuple[int, int]] = set()
-    for place in holders.pop((a, b)):
-        old = spelled[place]
-        new = _join(old, a, b, joined)
-        for pair in zip(old, old[1:], strict=False):
-            pairs[pair] -= counts[place]
-        for pair in zip(new, new[1:], strict=False):
-            pairs[pair] += counts[place]
-            holders[pair].add(place)
-            risen.add(pair)
-        spelled[place] = new
-    return risen
-
-
-def _join(ids: list[int], a: int, b: int, joined: int) -> list[int]:
-    new: list[int] = []
-    place = 0
-    while place < len(ids):
-        if ids[place] == a and place + 1 < len(ids) and ids[place + 1] == b:
-            new.append(joined)
-            place += 2
-        else:
-            new.append(ids[place])
-            place += 1
-    return new
+    def join(self, a: int, b: int, joined: int) -> set[tuple[int, int]]:
+        """Replace a pair by one id wherever it is; return the pairs that occur more often now."""
+        ids, before, after, pairs, places = (
+            self.ids, self.before, self.after, self.pairs, self.places,
+        )  # fmt: skip
+        risen: set[tuple[int, int]] = set()
+        # From left to right, as in `aaa` only the first two are a pair.
+        for place in sorted(places.pop((a, b))):
+            second = after[place]
+            if ids[place] != a or second < 0 or ids[second] != b:
+                continue
+            count = self.counts[place]
+            left, right = before[place], after[second]
+            if left >= 0:
+                pairs[ids[left], a] -= count
+                pairs[ids[left], joined] += count
+                places[ids[left], joined].append(left)
+                risen.add((ids[left], joined))
+            if right >= 0:
+                pairs[b, ids[right]] -= count
+                pairs[joined, ids[right]] += count
+                places[joined, ids[right]].append(place)
+                risen.add((joined, ids[right]))
+                before[right] = place
+            ids[place], ids[second], after[place] = joined, -1, right
+        del pairs[a, b]
+        return {pair for pair in risen if pairs[pair] > 0}
 
 
 def _descending(token: bytes) -> str:

@@ -1,5 +1,6 @@
 """Training with libraries in Rust, in a child process: they print, panic, and ignore Ctrl-C."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,21 +8,56 @@ BORDER = b"\xff"
 """Separates records in a spool file; no UTF-8 text holds this byte."""
 
 
+MOST_IDS = 1 << 23
+"""Ids of all distinct words above which Python does not train: it would take minutes, and 80 bytes
+each."""
+Merges = list[tuple[bytes, bytes]]
+
+
 def read_spool(path: str) -> Iterator[str]:
+    for block in _blocks(path, 1 << 22):
+        for record in block.split(BORDER):
+            yield record.decode()
+
+
+def _blocks(path: str, size: int) -> Iterator[bytes]:
     with open(path, "rb") as handle:
         rest = b""
-        while block := handle.read(1 << 22):
-            *whole, rest = (rest + block).split(BORDER)
-            for record in whole:
-                yield record.decode()
+        while block := handle.read(size):
+            whole, border, rest = (rest + block).rpartition(BORDER)
+            if border:
+                yield whole
 
 
-def gigatoken(spool: str, vocab_size: int, specials: list[str]) -> list[tuple[bytes, bytes]]:
+def gigatoken(spool: str, vocab_size: int, specials: list[str]) -> Merges:
     import gigatoken
 
     return gigatoken.train_bpe(
         gigatoken.TextFileSource([spool], separator=BORDER), vocab_size, specials, "huggingface"
     )[1]
+
+
+def mixed(spool: str, vocab_size: int, specials: list[str], first: int) -> Merges | None:
+    """Learn `first` ids with gigatoken, which is slow when most pairs have been joined, the others
+    in Python, which is slow before; None: not so.
+    """
+    from gigatoken import Tokenizer
+    from gigatoken.gigatoken_rs import pretokenized_counts
+
+    from tokmill.text.learning.bpe import train_words
+    from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER, byte_level, canonical
+
+    words: Counter[bytes] = Counter()
+    for block in _blocks(spool, 1 << 26):
+        words.update(dict(pretokenized_counts(block, BORDER)))
+    known = gigatoken(spool, first, specials) if first > 256 + len(specials) else []
+    tokens = [bytes([byte]) for byte in BYTE_ORDER] + [left + right for left, right in known]
+    engine = Tokenizer.from_json(canonical(byte_level(dict(enumerate(tokens)), known, {})))
+    spelled = [(engine.encode(word) + len(specials)).tolist() for word in words]
+    # Two merges that make the same token are not those of an encoder.
+    if len({*tokens}) < len(tokens) or sum(map(len, spelled)) > MOST_IDS:
+        return None
+    return train_words(words, vocab_size, specials, "first", known, spelled)[1]
 
 
 def tokenizers(spool: str, vocab_size: int, specials: list[str], pattern: str | None) -> str:

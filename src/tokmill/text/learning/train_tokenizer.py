@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from tokmill import plugins
 from tokmill.base.children.child import Limits
@@ -27,7 +26,7 @@ from tokmill.store.manifest import read_checked, with_checksum
 from tokmill.store.marks import is_store
 from tokmill.store.vocab import LEARNED, Learned
 from tokmill.text.documents import iter_documents
-from tokmill.text.encoding.guards import texts_with_newer_characters
+from tokmill.text.encoding.guards import with_newer_characters
 from tokmill.text.learning.bpe import (
     TIE_BREAKS,
     TieBreak,
@@ -44,11 +43,9 @@ from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
 
 ENGINES = ("auto", "gigatoken", "tokenizers", "python")
-MERGES_A_WORD = 0.5
-"""Ids / distinct words above which `tokenizers` trains faster than gigatoken. CPU time of gigatoken
-relative to `tokenizers` on source code: with 41,412 words 0.5 for 20,000 ids, 1.3 for 26,000, 5 for
-35,000 and 24 for 50,257; with 161,605 words 0.2 for 35,000 and 0.5 for 50,257
-(docs/log/2026-11-22-memory-of-text-builds.md)."""
+MERGES_A_WORD, FIRST = 0.2, 0.125
+"""Ids / distinct words above which gigatoken does not learn all merges, and what it learns then:
+the later ones take it long (docs/log/2026-11-27-text-speed.md)."""
 _MOST_COUNTED = 2**31 - 1
 """Bytes of text above which only the Python trainer is exact: `tokenizers` counts in 32 bits."""
 
@@ -156,9 +153,7 @@ class Spool:
                             f"a record holds a lone surrogate: {piece[:40]!r}",
                             hint="read the text with errors='replace'",
                         ) from None
-                    if not self.newer and not piece.isascii():
-                        data = np.frombuffer(raw, np.uint8)
-                        self.newer = bool(len(texts_with_newer_characters(data, np.array([0]))))
+                    self.newer = self.newer or bool(with_newer_characters([raw]))
                     handle.write(raw)
                     handle.write(BORDER)
                     self.bytes += len(raw)
@@ -186,8 +181,8 @@ def _with_gigatoken(
 ) -> list[tuple[bytes, bytes]] | None:
     """Train in a child process; return None if the merges must not be used.
 
-    If no pair is left, gigatoken continues with pairs that do not occur. This cannot have happened
-    if there are more distinct words than merges.
+    If no pair is left, gigatoken continues with pairs that do not occur. So it learns fewer merges
+    than there are distinct words.
     """
     try:
         plugins.require("gigatoken")
@@ -201,22 +196,28 @@ def _with_gigatoken(
         nonlocal words
         if counted := re.search(r"(\d+) unique words", line):
             words = int(counted[1])
-        return required or not words or vocab_size <= MERGES_A_WORD * words
+        return not words or vocab_size <= MERGES_A_WORD * words
 
-    target, arguments = f"{CHILD}:gigatoken", (str(spool.path), vocab_size, specials)
+    arguments = str(spool.path), vocab_size, specials
     try:
-        with elapsed("training with gigatoken"):
-            answer = call(target, *arguments, limits=LIMITS, line=goes_on)
-    except ChildDied as died:
-        if words and not goes_on(""):
-            return None
-        died.hint = DIED
-        raise
+        answer = _in_child("gigatoken", *arguments, line=goes_on)
+    except ChildDied:
+        if goes_on(""):
+            raise
+        answer = _in_child("mixed", *arguments, int(FIRST * words), who="gigatoken")
+        return None if answer is None else [(left, right) for left, right in answer]
     merges = [(left, right) for left, right in answer]
     joined = {left + right for left, right in merges}
-    if words <= len(merges) or len(joined) < len(merges):
-        return None
-    return merges
+    return merges if len(joined) == len(merges) < words else None
+
+
+def _in_child(target: str, *arguments: Any, who: str = "", line: Any = None) -> Any:
+    try:
+        with elapsed(f"training with {who or target}"):
+            return call(f"{CHILD}:{target}", *arguments, limits=LIMITS, line=line)
+    except ChildDied as died:
+        died.hint = DIED
+        raise
 
 
 def _with_tokenizers(
@@ -224,13 +225,8 @@ def _with_tokenizers(
 ) -> list[tuple[bytes, bytes]]:
     own = None if pattern == GPT2 else pattern
     word_splitter(pattern)
-    target, arguments = f"{CHILD}:tokenizers", (str(spool.path), vocab_size, specials, own)
     try:
-        with elapsed("training with tokenizers"):
-            raw = call(target, *arguments, limits=LIMITS)
-    except ChildDied as died:
-        died.hint = DIED
-        raise
+        raw = _in_child("tokenizers", str(spool.path), vocab_size, specials, own)
     except ChildError as error:
         raise gave_up(error.what.removeprefix("Panic: "), pattern) from None
     data = tokenizer_json.parse(raw, "tokenizers")

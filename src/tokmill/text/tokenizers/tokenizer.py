@@ -130,7 +130,7 @@ class Tokenizer:
     @property
     def size(self) -> int:
         """Largest id + 1, including added tokens."""
-        return max(self.vocab, default=-1) + 1
+        return max(self._spelled, default=-1) + 1
 
     def _encoder(self, specials: str) -> TokenizersEncoder:
         modes = get_args(Specials)

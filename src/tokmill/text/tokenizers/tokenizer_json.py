@@ -9,6 +9,8 @@ import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -218,6 +220,12 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     return dict(data)
 
 
+def beside_model(raw: bytes) -> dict[str, Any]:
+    """Return what a valid tokenizer.json has besides the model, which is nearly all of it."""
+    parts = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+    return {key: msgspec.json.decode(part) for key, part in parts.items() if key != "model"}
+
+
 def _broken(what: str, where: str) -> TokmillError:
     return TokmillError(what, where=where, hint="the file is broken: fetch it again")
 
@@ -225,11 +233,12 @@ def _broken(what: str, where: str) -> TokmillError:
 def _pairs(merges: Any, where: str) -> list[list[str]]:
     if not isinstance(merges, list):
         raise _broken("the merges are no list", where)
-    # Comprehensions for speed: this takes much of the start of every build.
+    # Sets of types for speed: this takes much of the start of every build.
     pairs = [merge.split(" ") if type(merge) is str else merge for merge in merges]
-    if not all(
-        type(pair) is list and len(pair) == 2 and type(pair[0]) is type(pair[1]) is str
-        for pair in pairs
+    if (
+        not {*map(type, pairs)} <= {list}
+        or not {*map(len, pairs)} <= {2}
+        or not {*map(type, chain.from_iterable(pairs))} <= {str}
     ):
         raise _broken("a merge is no pair", where)
     return pairs
@@ -271,7 +280,7 @@ def _check_vocabulary(data: Mapping[str, Any], where: str) -> None:
     vocab, added = data["model"]["vocab"], data.get("added_tokens") or []
     if isinstance(vocab, dict):
         ids = list(vocab.values())
-        if not all(type(number) is int for number in ids):
+        if not {*map(type, ids)} <= {int}:
             token = next(token for token, number in vocab.items() if type(number) is not int)
             raise _broken(f"the id of {token[:80]!r} is no whole number", where)
     else:
@@ -305,7 +314,7 @@ def canonical(data: Mapping[str, Any]) -> bytes:
     data["added_tokens"] = sorted(data.get("added_tokens") or [], key=lambda token: token["id"])
     model = dict(data["model"])
     if isinstance(model["vocab"], dict):
-        model["vocab"] = dict(sorted(model["vocab"].items(), key=lambda item: (item[1], item[0])))
+        model["vocab"] = dict(sorted(model["vocab"].items(), key=itemgetter(1, 0)))
     data["model"] = model
     try:
         return msgspec.json.format(msgspec.json.encode(data), indent=1) + b"\n"
