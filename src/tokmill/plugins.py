@@ -205,11 +205,6 @@ FIGURES: dict[str, Part] = {
     "phases": Part(
         ".report.pages.tsne:phases", "bbv", "an execution over time (basic block vectors)"
     ),
-    "attention": Part(
-        ".report.pages.schedules:attention",
-        "plot",
-        "what a policy of schedules looks at in an operation (a run, and a module)",
-    ),
     "speedup": Part(
         ".report.pages.schedules:speedup", "plot", "speed-up by evaluations (runs of schedules)"
     ),

@@ -106,15 +106,15 @@ def plot(
         str,
         typer.Argument(
             metavar="KIND",
-            help="lengths, frequency, loss, tsne, phases, attention, speedup, entropy.",
+            help="lengths, frequency, loss, tsne, phases, speedup, entropy.",
         ),
     ],
     paths: Annotated[
         list[Path],
         typer.Argument(
             metavar="ANY…",
-            help="Stores, vocabularies, pickles, runs; of `attention` a run and a "
-            "module, such as 'matmul 64 64 64'; of `tsne` also a file of basic block vectors.",
+            help="Stores, vocabularies, pickles, runs; of `tsne` also a file of basic block "
+            "vectors.",
         ),
     ],
     out: Annotated[
@@ -143,7 +143,7 @@ def plot(
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Draw a figure: lengths of records, frequency of ids, loss, vectors, attention, …"""
+    """Draw a figure: lengths of records, frequency of ids, loss, vectors, …"""
     from tokmill.report.pages import plot as plots
 
     written = plots.plot(kind, paths, out, column=column, vectors=vectors)

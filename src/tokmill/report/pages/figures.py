@@ -30,8 +30,6 @@ COVERED = (90, 95, 99, 99.9)
 LOWEST, HIGHEST = "lowest", "highest"
 OF_VECTORS = "tsne"
 """The figure that is of vectors."""
-NAME = "name"
-"""Further column of the CSV of a map: names of the places of x."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,7 @@ class Figure:
     title: str
     x: str
     y: str
-    form: Literal["line", "bars", "points", "map"]
-    """map: a row of coloured cells a series."""
+    form: Literal["line", "bars", "points"]
     series: list[Series]
     log_x: int = 0
     """Base of the logarithmic axis; 0: linear."""
@@ -65,8 +62,6 @@ class Figure:
     """y is a share, shown as per cent."""
     marks: list[tuple[str, float, int]] = field(default_factory=list)
     """(label, x, colour) of vertical lines."""
-    names: list[str] = field(default_factory=list)
-    """Names of the places of x, in a map."""
 
 
 def lengths(paths: Sequence[Path], column: str = "") -> Figure:

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import make_folder, write_file
@@ -40,10 +38,6 @@ UNSAID: dict[str, dict[str, None]] = {
 }
 """Metadata that are left out, because they would differ between equal figures."""
 SUFFIXES, CSV = (".svg", ".png", ".pdf"), ".csv"
-CELL, SMALL = 0.13, 7
-"""Least width of a column of a map, in inches, and size of its names, in points."""
-MOST_CELLS = 400
-"""Columns of a map for which a figure grows."""
 
 
 def plot(
@@ -115,10 +109,7 @@ def render(figure: Figure, form: str, *, page: str = "") -> bytes:
         matplotlib.rcParams.update(settings)
         # Names of files may have characters that the font lacks; they are drawn as boxes.
         warnings.simplefilter("ignore", UserWarning)
-        wide = max(SIZE[0], CELL * min(len(figure.names), MOST_CELLS) + 2)
-        canvas = plugins.require("matplotlib.figure").Figure(
-            figsize=(wide, SIZE[1]), layout="constrained"
-        )
+        canvas = plugins.require("matplotlib.figure").Figure(figsize=SIZE, layout="constrained")
         backend.FigureCanvasAgg(canvas)
         draw(figure, canvas.add_subplot(), title=not page)
         canvas.savefig(out, format=form, dpi=160, transparent=bool(page), metadata=UNSAID[form])
@@ -137,9 +128,6 @@ def inline(svg: str, figure: Figure) -> str:
 
 
 def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
-    if figure.form == "map":
-        _map(figure, axes, title=title)
-        return
     for series in figure.series:
         DRAWN[figure.form](figure, axes, series)
     width = 1.6 if len(figure.marks) == 1 else 1.1
@@ -211,22 +199,6 @@ def _points(figure: Figure, axes: Any, series: Series) -> None:
         linewidths=0,
         label=_safe(series.label),
     )
-
-
-def _map(figure: Figure, axes: Any, *, title: bool) -> None:
-    """Draw rows of cells, from white (0) to dark (the largest)."""
-    cells = np.stack([series.y for series in figure.series])
-    image = axes.imshow(
-        cells, aspect="auto", cmap="Blues", vmin=0, vmax=max(float(cells.max()), 1e-9),
-        interpolation="nearest",
-    )  # fmt: skip
-    axes.set_xticks(range(len(figure.names)), map(_safe, figure.names), rotation=90, fontsize=SMALL)
-    rows = [_safe(series.label) for series in figure.series]
-    axes.set_yticks(range(len(rows)), rows, fontsize=9)
-    axes.tick_params(length=2)
-    axes.figure.colorbar(image, ax=axes, label=figure.y, pad=0.01)
-    if title:
-        axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
 
 
 DRAWN = {"bars": _bars, "line": _line, "points": _points}

@@ -1,5 +1,4 @@
-"""Policies that learn to schedule: figures by evaluations, of what a policy looks at, and their
-best schedules as rows."""
+"""Policies that learn to schedule: figures by evaluations, and their best schedules as rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -7,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
-from tokmill import plugins
-from tokmill.base.errors import TokmillError, UsageError
+from tokmill.base.errors import TokmillError
 from tokmill.mlir.loops import schedule as schedules
 from tokmill.report.comparison.run_summaries import RunSummary, read_runs
-from tokmill.report.pages.figures import NAME, Figure, Series, curves_of, refuse
+from tokmill.report.pages.figures import Figure, Series, curves_of, refuse
 from tokmill.store.manifest import read_json
 
 BEST = "schedules.json"
@@ -110,44 +107,3 @@ def by_evaluations(
                 for one in curves_of([run], metrics, what)
             ]
     return values
-
-
-def attention(paths: Sequence[Path], column: str = "") -> Figure:
-    """Return the attention of `[CLS]` of a policy, a row a head; `paths`: a run and a module.
-
-    The module is a .mlir file or a line of sizes. It is seen as an environment shows it first: its
-    last operation, before any action.
-    """
-    if len(paths) != 2:
-        raise UsageError(
-            "the figure attention is of a run and one module",
-            hint="tokmill plot attention RUN 'matmul 64 64 64' -o attention.svg",
-        )
-    refuse("attention", column=column)
-    run, module = paths
-    problems = plugins.require("tokmill.mlir.modules.problem")
-    named: Any = problems.of_file(module) if module.suffix == ".mlir" else None
-    problem = named or problems.of_line(str(module))
-    weights, names = plugins.require("tokmill.rl.embedding.policy_attention").first_seen(
-        run, problem
-    )
-    rows = [
-        Series(
-            f"layer {layer}, head {head}",
-            np.arange(len(names)),
-            one.numpy(),
-            0,
-            more={NAME: np.array(names)},
-        )
-        for layer, heads in enumerate(weights, 1)
-        for head, one in enumerate(heads, 1)
-    ]
-    operation = problem.operations[-1]
-    return Figure(
-        f"Attention of [CLS] on {operation.name} of {problem.name}",
-        "place",
-        "attention",
-        "map",
-        rows,
-        names=names,
-    )
