@@ -91,7 +91,7 @@ def vectors(*shape: int) -> np.ndarray:
 
 def test_the_commands_of_the_section_run(played: Played) -> None:
     assert not played.failed
-    assert len(played.every) >= 29
+    assert len(played.every) >= 28
 
 
 def test_every_row_has_a_test() -> None:
@@ -290,10 +290,9 @@ def test_a_sequence_that_is_too_long(played: Played) -> None:
     assert "hint: 696 keeps all" in refused
 
 
-@checks("Monitor", "Future: plots")
+@checks("Monitor")
 def test_plots(played: Played) -> None:
     assert (played.folder / "entropy.svg").stat().st_size > 1000
-    assert (played.folder / "attention.svg").stat().st_size > 10_000
     assert {1} == losses(played.folder / "distilbert", "entropy").keys()
 
 
