@@ -2,8 +2,8 @@
 
 gigatoken is used if its ids are known to equal those of Hugging Face `tokenizers`: for byte-level
 BPE with the patterns of `text.tokenizers.patterns`, without steps that the two handle differently.
-Otherwise `tokenizers` is used. The two have different versions of Unicode, so texts with characters
-newer than Unicode 16.0 are always encoded by `tokenizers`, one by one.
+Otherwise `tokenizers` is used. The two have different versions of Unicode, so what stands about
+characters newer than Unicode 16.0 is always encoded by `tokenizers`.
 """
 
 import contextlib
@@ -262,7 +262,7 @@ class TokenizersEncoder:
 
 
 class GigatokenEncoder:
-    """gigatoken: byte-level BPE without a Python object for each text, in one thread."""
+    """gigatoken: byte-level BPE, one text after the other in one thread."""
 
     name = "gigatoken"
 

@@ -1,7 +1,7 @@
 """Training of byte pair encoding in readable Python: the reference for the engines' trainers.
 
-The trainer counts distinct words once. After a merge it updates the counts of pairs only in the
-words that change (Sennrich et al. 2016, with byte units as in GPT-2). Counts are Python integers,
+The trainer counts distinct words once. After a merge it updates the counts of pairs only at the
+places that change (Sennrich et al. 2016, with byte units as in GPT-2). Counts are Python integers,
 so they do not overflow.
 """
 
