@@ -44,7 +44,8 @@ def find(sorted_values: Array, wanted: Array) -> tuple[Array, Array]:
 def numbers_at(data: Array, places: Array, kind: str) -> Array:
     """Return the numbers of a dtype, such as `<i4`, that begin at places of bytes: (n,)."""
     count = max(0, len(data) - np.dtype(kind).itemsize + 1)
-    return np.ndarray((count,), kind, data.data, strides=(1,))[places]
+    numbers: Array = np.ndarray((count,), kind, data.data, strides=(1,))
+    return numbers[places]
 
 
 def member(values: Array, ordered: Array) -> Array:

@@ -48,8 +48,7 @@ class Blocks:
         straight &= count[ways.target] == count[ways.source] + 1
         targets = ways.target[reached[ways.source] & ~straight]
         found = (self.findings.starts, ways.called, self.findings.roots, self.code.edge)
-        leaders = np.concatenate([*found, instructions.start[targets]])
-        begins = instructions.marks(leaders)[reached]
+        begins = instructions.marks(np.concatenate([*found, instructions.start[targets]]))[reached]
         begins[:1] = True
         begins[1:] |= (instructions.flow[reached][:-1] != Flow.NEXT) | (end[:-1] != start[1:])
         first = np.flatnonzero(begins)

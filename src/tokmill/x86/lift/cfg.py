@@ -79,6 +79,9 @@ class Lifter:
                 self._follow()
             else:
                 findings.cut_short.append(f"the search for functions ended after {ROUNDS:,} rounds")
+        # Only the search needs these, and blocks need memory.
+        for name in ("_into", "_ordered_target", "call", "callee", "callee_row"):
+            delattr(findings.ways, name)
         return assemble(findings, Blocks(findings))
 
     def _renew(self) -> None:
@@ -125,13 +128,11 @@ class Lifter:
     def _read_tables(self) -> bool:
         findings = self.findings
         result = False
-        targets = self._new_targets()
-        while targets is not None:
+        while (targets := self._new_targets()) is not None:
             result = True
             # The targets of a table may reach a jump with another table.
             rows = findings.instructions.row(targets)
             findings.ways.reach(rows[rows >= 0])
-            targets = self._new_targets()
         return result
 
     def _new_targets(self) -> Array | None:
@@ -159,8 +160,7 @@ class Lifter:
 
     def _range_gaps(self) -> bool:
         """Add unreached code in known ranges: it belongs to their functions."""
-        findings = self.findings
-        return self._add_roots(range_gaps(findings.ways, findings.ranges))
+        return self._add_roots(range_gaps(self.findings.ways, self.findings.ranges))
 
     def _unnamed(self) -> bool:
         """Search for functions outside of the ranges that tables describe."""

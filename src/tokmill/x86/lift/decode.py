@@ -170,7 +170,7 @@ class Instructions:
     def several(self, rows: Sequence[int]) -> list[Any]:
         """Return the instructions in some rows; successive ones mostly lie side by side."""
         result = []
-        decoder, end = None, -1
+        decoder, end = self._from(0), -1
         for start in self.start[rows].tolist():
             if start != end or not decoder.can_decode:
                 decoder = self._from(start)
