@@ -17,7 +17,7 @@ DECODES = re.compile(r"\b(?:json\.loads?|json\.decode|tomllib\.loads?|np\.load)\
 OWN = {
     "base/headers.py": 2,  # the doors
     # What this process, or one that it started, has just written or checked.
-    "builds/plan.py": 1, "text/documents.py": 2, "training/recipe/read_recipe.py": 1,
+    "builds/plan.py": 1, "training/recipe/read_recipe.py": 1,
     "training/recipe/settings.py": 1,
     "training/runs/run.py": 1, "x86/tokens/vocabularies/vocabulary.py": 1,
     # A line that the fast decoder refused, for its reason; a word of an option; what
