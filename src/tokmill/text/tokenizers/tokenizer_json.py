@@ -222,8 +222,8 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
 
 def beside_model(raw: bytes) -> dict[str, Any]:
     """Return what a valid tokenizer.json has besides the model, which is nearly all of it."""
-    parts = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    return {key: msgspec.json.decode(part) for key, part in parts.items() if key != "model"}
+    parts = loads_json(raw, dict[str, msgspec.Raw])
+    return {key: loads_json(bytes(part)) for key, part in parts.items() if key != "model"}
 
 
 def _broken(what: str, where: str) -> TokmillError:
