@@ -286,7 +286,7 @@ class Session:
             self.say(f"continues from its checkpoint{moves(state, self.engine)}")
         since = 0
         if state.step < steps and self.engine.rank == 0:
-            session = {"step": state.step, "processes": self.engine.world}
+            session: dict[str, Any] = {"step": state.step, "processes": self.engine.world}
             if on := getattr(self.loop, "validated_on", ""):
                 session["validation"] = on
             append_line(self.out / SESSIONS, json.dumps(session).encode())

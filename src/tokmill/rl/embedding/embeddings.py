@@ -59,6 +59,8 @@ class Embedding(nn.Module):
 class Encoded(Embedding):
     """An `encoder`, made by a subclass: its state at `[CLS]`, and the history beside it."""
 
+    encoder: Any
+
     def __init__(self, config: EmbeddingConfig) -> None:
         super().__init__()
         least = {"hidden_size": 1, "num_attention_heads": 1, "num_hidden_layers": 1}

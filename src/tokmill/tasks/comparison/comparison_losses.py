@@ -136,11 +136,11 @@ def ranks(vectors_ND: Tensor, results: Mapping[str, Tensor]) -> tuple[Tensor, Te
     query (`relations`), each record once: `number` (N,) says which one a row is. The rank counts
     from 1; of equally near candidates it is the mean, so that equal vectors score as chance does.
     """
-    numbers, number = results["number"].unique(return_inverse=True)
+    number = torch.from_numpy(np.unique(results["number"].cpu().numpy(), return_inverse=True)[1])
 
     def count(rows_QN: Tensor) -> Tensor:
-        found = torch.zeros(len(rows_QN), len(numbers))
-        return (found.index_add_(1, number, rows_QN.float()) > 0).sum(1).double()
+        found = torch.zeros(len(rows_QN), len(number)).index_add(1, number, rows_QN.float())
+        return (found > 0).sum(1).double()
 
     units = F.normalize(vectors_ND.float(), dim=1)
     queries = torch.nonzero(results["role"] == ANCHOR)[:, 0]

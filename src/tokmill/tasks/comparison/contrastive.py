@@ -74,9 +74,7 @@ class SimilarityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 RANKS = ("mrr", "recall_1", "recall_10")
-"""Metrics of which higher is better."""
 LOSS_KEYS = ("loss", "columns", "group", "negatives", "margin", "gamma", "temperature")
-"""Keys that decide the loss."""
 
 
 class ContrastiveConfig(SimilarityConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
