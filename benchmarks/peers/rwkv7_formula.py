@@ -10,8 +10,9 @@ Shapes: B rows, T positions, D width, H heads, N width of a head. A row may hold
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -111,7 +112,10 @@ def positions(
     return state, torch.stack(outputs)
 
 
-compiled = torch.compile(positions, dynamic=False)
+@functools.cache
+def compiled() -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return `positions` by torch.compile."""
+    return torch.compile(positions, dynamic=False)
 
 
 def recurrence(
@@ -134,7 +138,7 @@ def recurrence(
     inputs = r, decay * goes_on, k, v, -kappa * goes_on, kappa * a
     for some in zip(*map(cut, inputs), strict=True):
         whole = len(some[0]) == AT_ONCE
-        state, y = (compiled if whole else positions)(state, *some)
+        state, y = (compiled() if whole else positions)(state, *some)
         outputs.append(y)
     return torch.cat(outputs).view(length, rows, heads, width).transpose(0, 1)
 
