@@ -182,28 +182,26 @@ def trained(train: Path, val: Path, folder: Path, steps: int) -> list[Curve]:
     ]
 
 
+def drawn(curves: list[Curve], unit: str) -> figures.Figure:
+    """Return the figure of losses against million positions, or against CPU minutes."""
+    series = []
+    for number, one in enumerate(curves):
+        scale = POSITIONS / 1e6 if unit == "million positions" else one.cpu / one.last / 60
+        steps, losses = np.array(list(one.losses)), np.array(list(one.losses.values()))
+        # The second lies on the first.
+        line = ":" if number == 1 else "-"
+        series.append(figures.Series(one.name, steps * scale, losses, number, line))
+    title = "Six streams of held-out programs"
+    return figures.Figure(title, unit, "loss (nats a token)", "line", series)
+
+
 def draw(curves: list[Curve]) -> None:
-    """Write the losses against positions and against time."""
-    lines = ("-", ":", "-")
-    colours = (0, 1, 2)
-    for name, title, unit in (
-        ("rwkv7-decoder", "million positions", lambda one: POSITIONS / 1e6),
-        ("rwkv7-decoder-time", "CPU minutes", lambda one: one.cpu / one.last / 60),
+    """Write both figures."""
+    for name, unit in (
+        ("rwkv7-decoder", "million positions"),
+        ("rwkv7-decoder-time", "CPU minutes"),
     ):
-        series = [
-            figures.Series(
-                one.name,
-                np.array(list(one.losses)) * unit(one),
-                np.array(list(one.losses.values())),
-                colour,
-                line,
-            )
-            for one, colour, line in zip(curves, colours, lines, strict=True)
-        ]
-        figure = figures.Figure(
-            "Six streams of held-out programs", title, "loss (nats a token)", "line", series
-        )
-        write_file(IMAGES / f"{name}.svg", render(figure, "svg"))
+        write_file(IMAGES / f"{name}.svg", render(drawn(curves, unit), "svg"))
 
 
 def main(cache: Path, steps: int = STEPS) -> list[str]:
