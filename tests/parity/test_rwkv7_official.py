@@ -1,5 +1,6 @@
 """RWKV-7 beside the official inference package, on the same random weights."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from tokmill.models.model import Inputs, Tensors
 from tokmill.models.rwkv.rwkv7 import RWKV7, RWKV7Config
@@ -26,8 +28,10 @@ json.dump(whole.tolist(), open(sys.argv[3], "w"))
 
 
 @pytest.mark.parametrize("config", [RWKV7Config(dim=128, layers=3), RWKV7Config(dim=192, layers=1)])
-def test_logits_equal_the_official_ones(config: RWKV7Config, tmp_path: Path) -> None:
-    """The whole sequence at once, and a position after the other."""
+def test_logits_equal_the_official_ones(
+    config: RWKV7Config, tmp_path: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole sequence at once, a position after the other, and the peer of the benchmark."""
     torch.manual_seed(0)
     model = RWKV7(config, Inputs({"token": IDS})).eval()
     head = torch.empty(IDS, config.dim)
@@ -52,9 +56,18 @@ def test_logits_equal_the_official_ones(config: RWKV7Config, tmp_path: Path) -> 
         for place in range(75):
             hidden, state = model.run({"token": ids[None, place : place + 1]}, state)
             steps.append(hidden[0, 0] @ head.t())
+    monkeypatch.syspath_prepend(repository / "benchmarks" / "peers")
+    formula = importlib.import_module("rwkv7_formula")
+    monkeypatch.setattr(formula, "compiled", lambda: formula.positions)
+    begins = torch.arange(75)[None] == 0
+    heads = config.dim // config.head_dim
+    with torch.no_grad():
+        embedded = F.embedding(ids[None], weights["emb.weight"])
+        peer = formula.hidden(embedded, begins, weights, config.layers, heads)[0] @ head.t()
     scale = expected.abs().max()
     assert scale > 0.5
     assert (whole - expected).abs().max() <= 1e-5 * scale
+    assert (peer - expected).abs().max() <= 1e-5 * scale
     assert (torch.stack(steps) - expected).abs().max() <= 1e-5 * scale
 
 
