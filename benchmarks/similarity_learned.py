@@ -21,7 +21,7 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 import tokmill
+from similarity_inlining import Learned, learn
 from similarity_programs import OLDER, splits
 from similarity_ranker import cosines, fit, pairs
 from tokmill.builds.plan import How
@@ -39,8 +40,9 @@ from tokmill.similarity.functions import functions_of, of_functions
 from tokmill.similarity.pool_measures import RANDOM, Method, Value
 from tokmill.similarity.vector_rows import Rows
 from tokmill.store.store import Store
+from tokmill.x86.features import learned_weights
 from tokmill.x86.features.baselines import parts_of
-from tokmill.x86.features.learned_sums import code_parts, vector_parts
+from tokmill.x86.features.learned_sums import code_parts, own_vectors, vector_parts
 from tokmill.x86.features.store_functions import store_functions
 
 LEAST = 80
@@ -51,6 +53,7 @@ ROWS, LEVELS = ("O0-O3", "O2-O3"), "level ~ ^(O0|O2|O3)$"
 POOLS = (100, 1000)
 QUERIES, NEGATIVES = 500, 150
 """Of a pair of ways, when weights are learned."""
+OF_CALLS = '"""Weights of the columns of `SHAPE`, and a constant: of log weights of calls."""'
 HEAD = '"""Weights of sums with learned vectors, learned by `benchmarks/similarity_learned.py`."""'
 
 
@@ -105,16 +108,26 @@ def learn_weights(folder: Path, graphs: Path, place: Path) -> str:
     vectors = Store(store_path, ["part"]).column("embedding")
     functions = store_functions(store, [graphs])
     sides = pairs(store, np.rint(np.expm1(functions.shape[functions.record, 0])))
-    learned = vector_parts(functions, vectors)
-    lines = [HEAD, ""]
-    lines.append(f"# {len(store):,} functions of {store.fingerprint[:16]}.")
-    for name, others in (("WITH_CODE", code_parts(functions)), ("WITH_FACTS", parts_of(functions))):
-        parts: dict[str, Any] = {**others, **learned}
-        values = cosines(parts, sides, 0, queries=QUERIES, negatives=NEGATIVES)
-        weights = fit(values)
-        lines.append(f"{name} = {{")
-        lines += [f'    "{part}": {w:.3g},' for part, w in zip(parts, weights, strict=True)]
-        lines += ["}", '"""Part of `learned_sums.py` → its weight."""']
+    sides = [side for side in sides if len(side[0]) > 1]
+    found = learn(functions, own_vectors(functions, vectors), code_parts(functions), sides)
+    for name, weights in found.calls.items():
+        setattr(learned_weights, name, weights)
+    parts: dict[str, Any] = {**parts_of(functions), **vector_parts(functions, vectors)}
+    fitted = fit(cosines(parts, sides, 0, queries=QUERIES, negatives=NEGATIVES))
+    with_facts = dict(zip(parts, fitted.tolist(), strict=True))
+    return text_of(found, with_facts, f"# {len(store):,} functions of {store.fingerprint[:16]}.")
+
+
+def text_of(found: Learned, with_facts: Mapping[str, float], of: str) -> str:
+    """Return the text of the file of weights."""
+    lines = [HEAD, "", of]
+    for name, weights in (("WITH_CODE", found.weights), ("WITH_FACTS", with_facts)):
+        lines += [f"{name} = {{", *(f'    "{part}": {w:.3g},' for part, w in weights.items())]
+        lines.append("}")
+    lines.append('"""Part of `learned_sums.py` → its weight."""')
+    for name, values in found.calls.items():
+        lines.append(f"{name} = ({', '.join(f'{value:.3g}' for value in values)})")
+    lines.append(OF_CALLS)
     return "\n".join(lines) + "\n"
 
 

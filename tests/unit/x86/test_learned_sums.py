@@ -54,18 +54,31 @@ def test_rows_are_of_a_function_and_of_those_around_it(functions: StoreFunctions
     calls = functions.calls.toarray() > 0
     assert calls.any()
 
-    def summed(rows: list[np.ndarray], there: np.ndarray) -> list[np.ndarray]:
-        return [sum((rows[j] for j in np.flatnonzero(line)), np.zeros(D)) for line in there]
+    def summed(
+        rows: list[np.ndarray], there: np.ndarray, counts: np.ndarray | None = None
+    ) -> list[np.ndarray]:
+        times = np.ones(size) if counts is None else counts
+        return [
+            sum((times[j] * rows[j] for j in np.flatnonzero(line)), np.zeros(D)) for line in there
+        ]
 
-    called, calling = summed(own, calls), summed(own, calls.T)
-    further = summed(called, calls)
+    def counts(weights: tuple[float, ...]) -> np.ndarray:
+        return np.array(
+            [
+                np.exp(sum(w * x for w, x in zip(weights, shape, strict=False)) + weights[-1])
+                for shape in functions.shape.astype(np.float64)
+            ]
+        )
+
+    callee, caller = counts(learned_weights.CALLEE), counts(learned_weights.CALLER)
     each = range(size)
+    inlined = [caller[i] * row for i, row in enumerate(summed(own, calls, callee))]
+    further = [caller[i] * row for i, row in enumerate(summed(inlined, calls, callee))]
     wanted = {
         "vectors": own,
-        "vectors of callees": called,
-        "vectors of callers": calling,
-        "vectors, deep": [own[i] + 0.3 * called[i] + 0.09 * further[i] for i in each],
-        "vectors, around": [own[i] + 0.3 * (called[i] + calling[i]) for i in each],
+        "vectors of callees": summed(own, calls),
+        "vectors of callers": summed(own, calls.T, counts(learned_weights.CALLING)),
+        "vectors, inlined": [own[i] + inlined[i] + further[i] for i in each],
     }
     assert list(parts) == list(wanted)
     for name, rows in wanted.items():
@@ -89,6 +102,15 @@ def test_a_product_is_the_weighed_sum_of_all_parts(functions: StoreFunctions, ki
     found = (rows.sparse @ rows.sparse.T).toarray() + rows.dense @ rows.dense.T
     assert np.allclose(found, wanted, atol=1e-2, rtol=1e-3)
     assert weights["vectors"] > 0.1
+
+
+def test_a_small_function_with_one_caller_counts_as_inlined() -> None:
+    blocks, edges, loops, calls, callees, callers = 3, 4, 0, 0, 0, 1
+    small = np.log1p([blocks, 15, edges, loops, calls, callees, callers])
+    shared = np.log1p([blocks, 15, edges, loops, calls, callees, 40])
+    *weights, added = learned_weights.CALLEE
+    one, many = (float(np.exp(shape @ weights + added)) for shape in (small, shared))
+    assert one > 2 * many
 
 
 def test_code_alone_knows_no_facts(functions: StoreFunctions) -> None:

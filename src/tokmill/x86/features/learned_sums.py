@@ -1,9 +1,8 @@
 """Sums of cosines with vectors that a model learned: of a function, and of those around it.
 
 A model gives a function a vector of its code. What it calls, and what calls it, have vectors too,
-and a compiler that inlines moves code from one to another: so these count, each by a weight that
-was learned from pairs of training projects (`learned_weights.py`). Products of rows are the sums,
-as of `tokmill.x86.features.baselines`.
+and a compiler that inlines moves code from one to another: so these count, by weights that were
+learned from pairs of training projects (`learned_weights.py`). Products of rows are the sums.
 """
 
 from typing import Any, NamedTuple
@@ -13,13 +12,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.features import learned_weights
-from tokmill.x86.features.baselines import (
-    CALLEES,
-    opcodes,
-    parts_of,
-    ranker_code,
-    side_by_side,
-)
+from tokmill.x86.features.baselines import opcodes, parts_of, ranker_code, side_by_side
 from tokmill.x86.features.store_functions import StoreFunctions
 
 
@@ -53,27 +46,32 @@ def code_parts(functions: StoreFunctions) -> dict[str, Any]:
 def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
     """Return the rows of vectors of functions and of those near them, by name: (R, d) f4 each.
 
-    `vectors` itself; `callees` and `callers`: the sums of these; `deep` and `around` as of
-    `tokmill.x86.features.baselines.neighbours`. Rows have length 1, or 0 where there is nothing.
-    Records of one function share its vector, the mean of theirs; a function in no record has none.
+    `vectors` itself; `callees`: the sum of these; `callers`: a weighted sum; `inlined`: with the
+    vectors of callees, and of theirs, by how much of them is likely to be inlined.
+    Rows have length 1, or 0 where there is nothing.
     """
-    sparse = plugins.require("scipy.sparse")
-    record, count = functions.record, len(functions.record)
-    size = functions.calls.shape[0]
-    ones = np.ones(count, np.float32)
-    joined = sparse.csr_array((ones, (record, np.arange(count))), shape=(size, count))
-    own = _units(joined @ _units(np.asarray(vectors, np.float32)))
-    called = functions.calls @ own
-    calling = functions.calls.T.tocsr() @ own
-    further = functions.calls @ called
+    calls, own = functions.calls, own_vectors(functions, vectors)
+    callee, caller, calling = (
+        np.exp(functions.shape @ np.asarray(weights[:-1], np.float32) + weights[-1])[:, None]
+        for weights in (learned_weights.CALLEE, learned_weights.CALLER, learned_weights.CALLING)
+    )
+    inlined = caller * (calls @ (callee * own))
     parts = {
         "vectors": own,
-        "vectors of callees": called,
-        "vectors of callers": calling,
-        "vectors, deep": own + called * CALLEES + further * CALLEES**2,
-        "vectors, around": own + (called + calling) * CALLEES,
+        "vectors of callees": calls @ own,
+        "vectors of callers": calls.T.tocsr() @ (calling * own),
+        "vectors, inlined": own + inlined + caller * (calls @ (callee * inlined)),
     }
-    return {name: _units(rows)[record] for name, rows in parts.items()}
+    return {name: _units(rows)[functions.record] for name, rows in parts.items()}
+
+
+def own_vectors(functions: StoreFunctions, vectors: Array) -> Array:
+    """Return the mean vector of the records of each function, (F, d) f4, of length 1 or 0."""
+    sparse = plugins.require("scipy.sparse")
+    record, count = functions.record, len(functions.record)
+    ones, shape = np.ones(count, np.float32), (functions.calls.shape[0], count)
+    joined = sparse.csr_array((ones, (record, np.arange(count))), shape=shape)
+    return _units(joined @ _units(np.asarray(vectors, np.float32)))
 
 
 def _units(rows: Array) -> Array:
