@@ -10,6 +10,7 @@ from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Reason
+from tokmill.x86.diff.same import once_in_both
 from tokmill.x86.features.bags import (
     Bag,
     bag,
@@ -137,18 +138,8 @@ def _worth(
     one = np.repeat(np.arange(rows), 2 * BAND + 1)
     inside = (other >= 0) & (other < columns)
     # And blocks whose content occurs once in both.
-    part_a = hashes_a[first[0] : first[0] + rows]
-    part_b = hashes_b[first[1] : first[1] + columns]
-    once = [np.unique(part, return_index=True, return_counts=True) for part in (part_a, part_b)]
-    alone = [(values[counts == 1], places[counts == 1]) for values, places, counts in once]
-    _, at_a, at_b = np.intersect1d(
-        alone[0][0], alone[1][0], assume_unique=True, return_indices=True
-    )
-    key = np.unique(
-        np.concatenate(
-            [one[inside] * columns + other[inside], alone[0][1][at_a] * columns + alone[1][1][at_b]]
-        )
-    )
+    i, j = once_in_both(hashes_a[first[0] :][:rows], hashes_b[first[1] :][:columns])
+    key = np.unique(np.concatenate([one[inside] * columns + other[inside], i * columns + j]))
     one, other = np.divmod(key, columns)
     return one + first[0], other + first[1]
 

@@ -21,6 +21,7 @@ from tokmill.x86.diff.same import (
     content_of,
     function_hashes,
     names_of,
+    once_in_both,
     same_names,
 )
 from tokmill.x86.features.function_features import Functions, functions_of, members_of
@@ -63,7 +64,7 @@ def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
     features = functions_of(a), functions_of(b)
     contents = content_of(a, features[0]), content_of(b, features[1])
     alone = _alone(a, contents[0]), _alone(b, contents[1])
-    code = _same_code(*alone)
+    code = once_in_both(*alone)
     long = np.diff(a.block_instructions[a.function_blocks])[code[0]] >= LONG
     given = _given(a, b, (code[0][long], code[1][long]), names)
     tables = tables_of(a), tables_of(b)
@@ -83,19 +84,6 @@ def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
 def _alone(graph: Graph, content: Content) -> Array:
     """Return a hash of each function without the functions it leads to."""
     return function_hashes(content.block, content.within, graph.function_blocks)
-
-
-def _same_code(a: Array, b: Array) -> tuple[Array, Array]:
-    """Return the pairs (ascending) of functions whose hashes no other function has."""
-    alone = []
-    for hashes in (a, b):
-        values, rows, counts = np.unique(hashes, return_index=True, return_counts=True)
-        alone.append((values[counts == 1], rows[counts == 1]))
-    (values_a, rows_a), (values_b, rows_b) = alone
-    _, at_a, at_b = np.intersect1d(values_a, values_b, assume_unique=True, return_indices=True)
-    i, j = rows_a[at_a].astype(np.int64), rows_b[at_b].astype(np.int64)
-    order = np.argsort(i)
-    return i[order], j[order]
 
 
 def _given(a: Graph, b: Graph, code: tuple[Array, Array], names: bool) -> Given:

@@ -178,3 +178,13 @@ def _add_pairs(
         if len(one) == len(other) == 1 and one[0] not in pairs and other[0] not in taken:
             pairs[one[0]] = other[0]
             taken.add(other[0])
+
+
+def once_in_both(a: Array, b: Array) -> tuple[Array, Array]:
+    """Return the pairs (places in A, ascending, and in B) of values that both have once."""
+    found = [np.unique(one, return_index=True, return_counts=True) for one in (a, b)]
+    values, places = zip(*((v[n == 1], at[n == 1]) for v, at, n in found), strict=True)
+    _, at_a, at_b = np.intersect1d(*values, assume_unique=True, return_indices=True)
+    i, j = places[0][at_a], places[1][at_b]
+    order = np.argsort(i)
+    return i[order], j[order]
