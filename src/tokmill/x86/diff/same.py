@@ -182,9 +182,14 @@ def _add_pairs(
 
 def once_in_both(a: Array, b: Array) -> tuple[Array, Array]:
     """Return the pairs (places in A, ascending, and in B) of values that both have once."""
-    found = [np.unique(one, return_index=True, return_counts=True) for one in (a, b)]
-    values, places = zip(*((v[n == 1], at[n == 1]) for v, at, n in found), strict=True)
-    _, at_a, at_b = np.intersect1d(*values, assume_unique=True, return_indices=True)
-    i, j = places[0][at_a], places[1][at_b]
+    (values_a, first_a), (values_b, first_b) = once(a), once(b)
+    _, at_a, at_b = np.intersect1d(values_a, values_b, assume_unique=True, return_indices=True)
+    i, j = first_a[at_a], first_b[at_b]
     order = np.argsort(i)
     return i[order], j[order]
+
+
+def once(values: Array) -> tuple[Array, Array]:
+    """Return the values that are there once, ascending, and their places."""
+    different, first, count = np.unique(values, return_index=True, return_counts=True)
+    return different[count == 1], first[count == 1]
