@@ -272,7 +272,7 @@ class SelectSource(Source):
             demand(np.zeros(n, bool), "not drawn")
         if config.not_in and digests is not None:
             # After the draw, so that records of the other half of a split count as "not drawn".
-            demand(np.repeat(~np.isin(digests, self.excluded()), sizes), "in another store")
+            demand(np.repeat(~self.excluded(digests), sizes), "in another store")
         return keep, reason
 
     def draw(self, batch: Records, digests: Array | None) -> Array:
@@ -310,11 +310,16 @@ class SelectSource(Source):
             self._repeats = np.split(repeats, np.cumsum(counts)[:-1])
         return self._repeats
 
-    def excluded(self) -> Array:
+    def excluded(self, digests: Array) -> Array:
+        """Return for each digest whether a record of another store has it."""
         if self._excluded is None:
             stores = [Store(path) for path in self.config.not_in]
-            self._excluded = np.concatenate([store_digests(one, entries=True) for one in stores])
-        return self._excluded
+            parts = [store_digests(one, entries=True) for one in stores]
+            self._excluded = np.unique(np.concatenate(parts))
+        places = np.searchsorted(self._excluded, digests)
+        found: Array = places < len(self._excluded)
+        found[found] = self._excluded[places[found]] == digests[found]
+        return found
 
     def mapped(self, batch: Records) -> Records:
         for name, column in self.schema.items():
