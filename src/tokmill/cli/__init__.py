@@ -8,6 +8,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -139,7 +140,8 @@ def main(arguments: list[str] | None = None) -> int:
             raise KeyboardInterrupt
     except TokmillError as error:
         # A file that the user names and that is not there is no fault of the machine.
-        missing = isinstance(error.__cause__, FileNotFoundError) and error.where in arguments
+        is_named = bool(error.where) and Path(error.where) in map(Path, arguments)
+        missing = is_named and isinstance(error.__cause__, FileNotFoundError)
         if missing and error.what.startswith("read"):
             error = TokmillError("there is no such file", where=error.where, hint="check the path")
         _complain(str(error), INTERRUPTED if isinstance(error, Interrupted) else ERROR)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from tokmill.mlir.modules import dtypes
+
 Arrays = Sequence[np.ndarray[Any, Any]]
 
 
@@ -39,8 +41,10 @@ def _onnxruntime(path: str, inputs: Arrays) -> Callable[[], Any]:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     session = runtime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    names = [one.name for one in session.get_inputs()]
-    given = dict(zip(names, inputs, strict=True))
+    given = {
+        one.name: _unsigned(array) if one.type.startswith("tensor(uint") else array
+        for one, array in zip(session.get_inputs(), inputs, strict=True)
+    }
     return lambda: session.run(None, given)
 
 
@@ -48,7 +52,22 @@ def _openvino(path: str, inputs: Arrays) -> Callable[[], Any]:
     options = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     model = importlib.import_module("openvino").compile_model(path, "CPU", options)
     request = model.create_infer_request()
-    return lambda: list(request.infer(list(inputs), share_inputs=True).values())
+    # It gives the bits of bf16 as numbers of another type of two bytes.
+    half = [one.element_type.get_type_name() == "bf16" for one in model.outputs]
+
+    def run() -> list[np.ndarray[Any, Any]]:
+        results = request.infer(list(inputs), share_inputs=True).values()
+        return [
+            one.view(dtypes.of("bf16")) if is_half else one
+            for one, is_half in zip(results, half, strict=True)
+        ]
+
+    return run
+
+
+def _unsigned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return whole numbers as unsigned ones: IREE's types have no sign."""
+    return array.view(f"u{array.dtype.itemsize}")
 
 
 ENGINES: dict[str, Callable[[str, Arrays], Callable[[], Any]]] = {

@@ -133,10 +133,12 @@ def ranks(vectors_ND: Tensor, results: Mapping[str, Tensor]) -> tuple[Tensor, Te
     """Return for each query (rank of its nearest positive, number of candidates), (Q,) float64.
 
     Queries are the anchors with a positive; candidates are that positive and all negatives of the
-    query (`relations`), each record once: `number` (N,) says which one a row is. The rank counts
-    from 1; of equally near candidates it is the mean, so that equal vectors score as chance does.
+    query (`relations`), each record once: `number` (N,), else `record`, says which one a row is.
+    The rank counts from 1; of equally near candidates it is the mean, so that equal vectors score
+    as chance does.
     """
-    number = torch.from_numpy(np.unique(results["number"].cpu().numpy(), return_inverse=True)[1])
+    numbers = results.get("number", results["record"]).cpu().numpy()
+    number = torch.from_numpy(np.unique(numbers, return_inverse=True)[1])
 
     def count(rows_QN: Tensor) -> Tensor:
         found = torch.zeros(len(rows_QN), len(number)).index_add(1, number, rows_QN.float())

@@ -1,4 +1,4 @@
-"""Weights of sums with learned vectors, learned by `benchmarks/similarity_learned.py`."""
+"""Weights of sums with learned vectors; `benchmarks/similarity_inlining.py` has their fit."""
 
 # 8,184 pairs of 15 projects.
 WITH_CODE = {
