@@ -273,7 +273,7 @@ def make_shard(
                     part = _Part(source, limits, folder)
                     before, so_far = (0, 0), part.so_far()
                 if clock() > deadline():
-                    # End a thread that reads ahead before the digest is taken.
+                    # What it reads ends before the digest is taken.
                     if isinstance(batches, Generator):
                         batches.close()
                     part.end_item(item, content, before)

@@ -49,8 +49,8 @@ def test_gigatoken_learns_all_merges_where_words_are_many(monkeypatch: pytest.Mo
 
 
 def test_tokenizers_trains_where_python_would_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train, "FIRST", 0)
-    monkeypatch.setattr(train_child, "MOST_IDS", 10)
+    monkeypatch.setattr(train, "FIRST_A_WORD", 0)
+    monkeypatch.setattr(train_child, "MOST_PLACES", 10)
     monkeypatch.setattr(train, "call", in_this_process)
     assert engines_of(monkeypatch, 900) == ["gigatoken", "mixed", "tokenizers"]
 
@@ -67,7 +67,7 @@ def in_this_process(target: str, *arguments: Any, limits: Any, line: Any) -> Any
 def test_merges_of_two_trainers_are_those_of_one(
     monkeypatch: pytest.MonkeyPatch, texts: list[str], first: float
 ) -> None:
-    monkeypatch.setattr(train, "FIRST", first)
+    monkeypatch.setattr(train, "FIRST_A_WORD", first)
     monkeypatch.setattr(train, "MERGES_A_WORD", 0)
     mixed = train_tokenizer(texts, 900)
     wanted = train_tokenizer(texts, 900, engine="tokenizers")

@@ -34,7 +34,7 @@ Array = NDArray[Any]
 _LONG = 1 << 20
 """Characters above which a text is encoded in parts by `tokenizers`."""
 _STEP = 1 << 20
-"""Bytes that gigatoken encodes at a time, about; its memory is measured after each."""
+"""Bytes that gigatoken encodes until its memory is measured, about."""
 _STRETCH = 1 << 12
 """Characters of a text that are looked at together for those that gigatoken does not know."""
 _GROWTH = 128 << 20
@@ -67,7 +67,7 @@ class BatchEncoder(Protocol):
         ...
 
     def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
-        """Encode texts in one buffer, without a Python object for each.
+        """Encode texts in one buffer.
 
         Args:
             data: uint8, valid UTF-8 (the engines handle invalid UTF-8 differently).

@@ -2,8 +2,8 @@
 
 Found by fuzzing both with every kind of step (tests/property/test_tokenizer_properties.py):
 
-- gigatoken has Unicode 17.0, `tokenizers` 16.0. What stands about newer letters, marks and numbers
-  is encoded by `tokenizers`.
+- gigatoken has Unicode 17.0, `tokenizers` 16.0. The pieces of a text that hold newer letters,
+  marks and numbers are encoded by `tokenizers`.
 - Added tokens: `tokenizers` first searches for those that are not `normalized`, then for the
   others; gigatoken searches for all at once. Tokens with `lstrip`, `rstrip` or `single_word` are
   left to `tokenizers`.

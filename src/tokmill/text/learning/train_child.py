@@ -6,11 +6,10 @@ from typing import Any
 
 BORDER = b"\xff"
 """Separates records in a spool file; no UTF-8 text holds this byte."""
-
-
-MOST_IDS = 1 << 23
+MOST_PLACES = 1 << 23
 """Ids of all distinct words above which Python does not train: it would take minutes, and 80 bytes
 each."""
+
 Merges = list[tuple[bytes, bytes]]
 
 
@@ -39,7 +38,10 @@ def gigatoken(spool: str, vocab_size: int, specials: list[str]) -> Merges:
 
 def mixed(spool: str, vocab_size: int, specials: list[str], first: int) -> Merges | None:
     """Learn `first` ids with gigatoken, which is slow when most pairs have been joined, the others
-    in Python, which is slow before; None: not so.
+    in Python, which is slow before.
+
+    None if two merges make the same token, which no encoder allows, or if there are more ids than
+    `MOST_PLACES`.
     """
     from gigatoken import Tokenizer
     from gigatoken.gigatoken_rs import pretokenized_counts
@@ -52,11 +54,13 @@ def mixed(spool: str, vocab_size: int, specials: list[str], first: int) -> Merge
         words.update(dict(pretokenized_counts(block, BORDER)))
     known = gigatoken(spool, first, specials) if first > 256 + len(specials) else []
     tokens = [bytes([byte]) for byte in BYTE_ORDER] + [left + right for left, right in known]
-    engine = Tokenizer.from_json(canonical(byte_level(dict(enumerate(tokens)), known, {})))
-    spelled = [(engine.encode(word) + len(specials)).tolist() for word in words]
-    # Two merges that make the same token are not those of an encoder.
-    if len({*tokens}) < len(tokens) or sum(map(len, spelled)) > MOST_IDS:
+    if len({*tokens}) < len(tokens):
         return None
+    engine = Tokenizer.from_json(canonical(byte_level(dict(enumerate(tokens)), known, {})))
+    arrays = [engine.encode(word) for word in words]
+    if sum(map(len, arrays)) > MOST_PLACES:
+        return None
+    spelled = ((ids + len(specials)).tolist() for ids in arrays)
     return train_words(words, vocab_size, specials, "first", known, spelled)[1]
 
 

@@ -43,9 +43,11 @@ from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.text.tokenizers.tokenizer_json import BYTE_ORDER
 
 ENGINES = ("auto", "gigatoken", "tokenizers", "python")
-MERGES_A_WORD, FIRST = 0.2, 0.125
-"""Ids / distinct words above which gigatoken does not learn all merges, and what it learns then:
-the later ones take it long (docs/log/2026-11-27-text-speed.md)."""
+MERGES_A_WORD = 0.2
+"""Ids / distinct words above which gigatoken does not learn all merges: the later ones take it long
+(docs/log/2026-11-27-text-speed.md)."""
+FIRST_A_WORD = 0.125
+"""Ids / distinct words that it learns then."""
 _MOST_COUNTED = 2**31 - 1
 """Bytes of text above which only the Python trainer is exact: `tokenizers` counts in 32 bits."""
 
@@ -181,8 +183,9 @@ def _with_gigatoken(
 ) -> list[tuple[bytes, bytes]] | None:
     """Train in a child process; return None if the merges must not be used.
 
-    If no pair is left, gigatoken continues with pairs that do not occur. So it learns fewer merges
-    than there are distinct words.
+    If no pair is left, gigatoken continues with pairs that do not occur. So its merges are used
+    only if they are fewer than the distinct words. If many merges are wanted, the child is stopped,
+    and another learns the first ones with gigatoken and the others in Python.
     """
     try:
         plugins.require("gigatoken")
@@ -204,7 +207,12 @@ def _with_gigatoken(
     except ChildDied:
         if goes_on(""):
             raise
-        answer = _in_child("mixed", *arguments, int(FIRST * words), who="gigatoken")
+        try:
+            answer = _in_child("mixed", *arguments, int(FIRST_A_WORD * words), who="gigatoken")
+        except ChildDied:
+            if required:
+                raise
+            return None
         return None if answer is None else [(left, right) for left, right in answer]
     merges = [(left, right) for left, right in answer]
     joined = {left + right for left, right in merges}

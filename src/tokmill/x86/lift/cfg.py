@@ -94,7 +94,7 @@ class Lifter:
         fresh = reach.follow(findings.ways, self.no_return)
         if len(fresh):
             findings.quiet = distinct(findings.quiet, instructions.start[fresh].astype(np.int64))
-            findings.ways.close(fresh)
+            findings.ways.end_at(fresh)
 
     def _follow(self) -> None:
         """Follow control flow from all starts; decode what is missing, and read all tables."""

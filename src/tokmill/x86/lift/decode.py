@@ -167,7 +167,7 @@ class Instructions:
     def instruction(self, row: int) -> Any:
         return self._from(int(self.start[row])).decode()
 
-    def several(self, rows: Sequence[int]) -> list[Any]:
+    def instructions_in(self, rows: Sequence[int]) -> list[Any]:
         """Return the instructions in some rows; successive ones mostly lie side by side."""
         result = []
         decoder, end = self._from(0), -1

@@ -84,7 +84,7 @@ class Ways:
         self._into = np.argsort(target, kind="stable")
         self._ordered_target = target[self._into]
 
-    def close(self, calls: Array) -> None:
+    def end_at(self, calls: Array) -> None:
         """Let more calls (rows) not return; what was reached is forgotten."""
         self.no_return = distinct(self.no_return, calls)
         self._set_runs(distinct(self.last, calls))
@@ -372,7 +372,7 @@ def _status(program: Program, instructions: Instructions, rows: Array) -> Array:
         while first > max(0, row - STRAIGHT) and not entered[first] and goes_on[first - 1]:
             first -= 1
         path = Path(program.bits, {}, {}, {})
-        path.run(instructions.several(range(first, row + 1)))
+        path.run(instructions.instructions_in(range(first, row + 1)))
         status = path.argument(register)
         result[i] = not status.terms and status.number != 0
     return result

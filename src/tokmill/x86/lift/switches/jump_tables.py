@@ -104,7 +104,7 @@ class Tables:
         targets: set[int] = set()
         for rows in _paths(ways, row):
             path = Path(self.program.bits, self._start, self._thunks, self._gates)
-            target = path.follow(self.instructions.several(rows))
+            target = path.follow(self.instructions.instructions_in(rows))
             if _no_table(target):
                 return None
             if not target.terms:
