@@ -165,7 +165,8 @@ class Classify(Task):
         """Return the unit of the loss, and the metrics for which higher is better."""
         names = inputs.classes.get(config.column, ())
         each = [f"f1_{name}" for name in names]
-        return Measures(loss="nats a record", higher=("accuracy", "f1", "f1_macro", *each))
+        higher = ("accuracy", "f1", "f1_macro", *each)
+        return Measures(loss="nats a record", higher=higher, decided_by=("task.column",))
 
     @property
     def frame(self) -> Frame:

@@ -11,6 +11,6 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     higher: tuple[str, ...] = ()
     """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
     decided_by: tuple[str, ...] = ()
-    """Keys of [task] that decide what is predicted, or how it is summed up to a loss."""
+    """Keys of a recipe that decide what its loss is; those that have no effect are left out."""
     continues: bool = False
     """Whether rows can be continued: `tokmill sample`."""

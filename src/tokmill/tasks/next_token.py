@@ -140,7 +140,7 @@ class NextToken(Task):
         return Measures(
             loss=unit,
             higher=("accuracy",),
-            decided_by=("column",),
+            decided_by=("task.column",),
             continues=not config.column or list(inputs.ids) == [config.column],
         )
 

@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -57,7 +57,7 @@ from tokmill.training.runs.trackers import (
     Meter,
     Tracker,
     open_trackers,
-    validated_since,
+    rows_by_step,
 )
 from tokmill.training.runs.weights import (
     BEST,
@@ -66,6 +66,7 @@ from tokmill.training.runs.weights import (
     save_weights,
     start_facts,
     start_from,
+    step_of,
 )
 
 
@@ -284,23 +285,36 @@ class Session:
             self.say("the run is finished: nothing is left to do")
         elif state.step:
             self.say(f"continues from its checkpoint{moves(state, self.engine)}")
-        since = 0
         if state.step < steps and self.engine.rank == 0:
             session: dict[str, Any] = {"step": state.step, "processes": self.engine.world}
             if on := getattr(self.loop, "validated_on", ""):
                 session["validation"] = on
             append_line(self.out / SESSIONS, json.dumps(session).encode())
-            since = validated_since(self.out)
+            if self.loop.evaluates:
+                self.find_best(session.get("validation"))
             drop_final(self.out)
             for note in () if state.step else (*notes(self.config), *self.loop.notes):
                 say_once(self.engine, note)
-        # A loss on other rows says nothing about which weights are the best on these.
-        if self.engine.total([since])[0] >= state.best_step > 0:
-            self.say("other validation rows: the lowest loss is looked for from here on")
-            state.best_step, state.best_loss = 0, None
+        found = (state.best_step, state.best_loss or 0.0) if self.engine.rank == 0 else (0, 0.0)
+        step, loss = self.engine.total(found)
+        state.best_step, state.best_loss = int(step), loss if step else None
         if not state.step and self.loop.environment:
             shown = human_facts(self.loop.environment)
             self.say("; ".join(f"{name}: {value}" for name, value in shown.items()))
+
+    def find_best(self, rows: str | None) -> None:
+        """Forget the best weights of other validation rows; those of these rows may be kept."""
+        state, rows_at, kept = self.state, rows_by_step(self.out), 0
+        losses = {
+            int(entry["step"]): entry["val_loss"]
+            for entry in runs.metrics_of(self.out)
+            if entry.get("val_loss") is not None and rows_at(int(entry["step"])) == rows
+        }
+        if state.best_step not in losses:
+            with suppress(TokmillError):
+                kept = step_of(self.out / BEST)
+            is_best = kept == min(losses, key=losses.__getitem__, default=0)
+            state.best_step, state.best_loss = (kept, losses.get(kept)) if is_best else (0, None)
 
     def step(self, total: int) -> None:
         """Do a step, whose loss counts `total` targets over all processes."""

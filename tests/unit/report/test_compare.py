@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -210,23 +211,62 @@ def test_other_validation_stores_and_rows_are_said(root: Path, tmp_path: Path) -
     assert compare([base, text]).comparable
 
 
-def test_losses_of_other_tasks_are_not_compared(root: Path, tmp_path: Path) -> None:
+def of_task(root: Path, place: Path, batch: int = 4, **keys: object) -> Path:
+    """A run whose recipe has this task; its files do not say what decides its loss."""
+    shutil.copytree(root / "runs/lr-0.01/seed-0", place)
+    task = {"kind": "contrastive", **keys}
+    edit_recipe(
+        place, lambda recipe: (recipe.update(task=task), recipe["data"].update(batch=batch))
+    )
+    return place
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "key"),
+    [
+        ({"temperature": 0.1}, {"temperature": 0.5}, "task.temperature"),
+        ({"batch": 8}, {"batch": 2}, "data.batch"),
+        ({"size": 2}, {"size": 4}, "task.size"),
+        ({"same": []}, {"same": ["part"]}, "task.same"),
+        ({"loss": "triplet", "margin": 0.2}, {"loss": "triplet", "margin": 0.3}, "task.margin"),
+        ({"loss": "circle", "gamma": 80}, {"loss": "circle", "gamma": 90}, "task.gamma"),
+        ({"kind": "signature", "cpi": "cpi"}, {"kind": "signature", "cpi": ""}, "task.cpi"),
+        ({"kind": "classify", "column": "a"}, {"kind": "classify", "column": "b"}, "task.column"),
+        ({"kind": "masked", "share": 0.1}, {"kind": "masked", "share": 0.2}, "task.share"),
+        ({"kind": "not_here", "own": 1}, {"kind": "not_here", "own": 2}, "task.own"),
+        ({}, {"kind": "masked"}, "task.kind"),
+        # What has no effect, or changes the model alone.
+        ({"margin": None}, {"margin": 0.1}, ""),
+        ({"gamma": 80}, {"gamma": 90}, ""),
+        ({"negatives": "own"}, {"negatives": "own", "batch": 8}, ""),
+        ({"columns": ["a", "b"]}, {"columns": ["a", "b"], "size": 4}, ""),
+        ({"length": 64}, {"length": 128}, ""),
+        ({"kind": "signature", "cpi": ""}, {"kind": "signature", "cpi": "", "cpi_weight": 2}, ""),
+        ({"kind": "classify"}, {"kind": "classify", "batch": 8}, ""),
+    ],
+)
+def test_losses_of_other_tasks_are_not_compared(
+    root: Path, tmp_path: Path, first: dict[str, Any], second: dict[str, Any], key: str
+) -> None:
     """A loss at another temperature, or of other hidden tokens, is another quantity."""
-    loss, decided_by = "nats an entry", ["loss", "temperature"]
-    for name, keys in (("a", {}), ("b", {"temperature": 0.5}), ("c", {"size": 4})):
-        shutil.copytree(root / "runs/lr-0.01/seed-0", tmp_path / name)
-        facts = json.loads((tmp_path / name / "schema.json").read_text())
-        facts["measures"] = {"loss": loss, "decided_by": decided_by}
-        (tmp_path / name / "schema.json").write_text(json.dumps(facts))
-        task = {"kind": "contrastive", "temperature": 0.1, **keys}
-        edit_recipe(tmp_path / name, lambda recipe, task=task: recipe.update(task=task))
-    base = root / "runs/lr-0.01/seed-0"
-    for one, other, key in (("a", "b", "task.temperature"), ("a", base, "task.kind")):
-        found = compare([tmp_path / one, tmp_path / other])
-        assert not found.comparable and not any(group.best for group in found.groups)
+    both = [of_task(root, tmp_path / "a", **first), of_task(root, tmp_path / "b", **second)]
+    found = compare(both)
+    assert found.comparable == (not key)
+    if key:
+        assert not any(group.best for group in found.groups)
         assert f"differ in {key}: their val_loss cannot be compared" in found.notes[0]
-        assert compare([tmp_path / one, tmp_path / other], "grad_norm").comparable
-    assert compare([tmp_path / "a", tmp_path / "c"]).comparable
+    assert compare(both, "grad_norm").comparable
+
+
+def test_ranks_among_other_numbers_of_records_are_not_compared(root: Path, tmp_path: Path) -> None:
+    for name, pool in (("a", 31.0), ("b", 31.0), ("c", 62.5)):
+        run = of_task(root, tmp_path / name)
+        rewrite(run, lambda e, n=pool: {**e, "val_mrr": 0.5, "val_recall_1": 0.4, "val_pool": n})
+    same, other = [tmp_path / "a", tmp_path / "b"], [tmp_path / "a", tmp_path / "c"]
+    for metric in ("val_mrr", "val_recall_1"):
+        assert compare(same, metric).comparable
+        found = compare(other, metric)
+        assert not found.comparable and "numbers of records: 31, 62.5" in found.notes[0]
 
 
 def test_a_run_that_says_nothing_or_is_damaged_is_refused(root: Path, tmp_path: Path) -> None:

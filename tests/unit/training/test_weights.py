@@ -86,6 +86,50 @@ def test_the_best_of_other_validation_rows_is_forgotten(
     assert read_run(again.path).points("val_loss")[0][0] == 16
 
 
+def go_on(run: Path, store: Path, val: Path, until: int, steps: int = 28) -> None:
+    """Train until a step, with this validation store."""
+    options = {**WORSENING, "data": {"val": str(val)}}
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Interrupted):
+        stop_after(until, patch)
+        tokmill.train(recipe(store, steps), run, options=options, quiet=True)
+
+
+@pytest.mark.parametrize("between", [18, 21])
+def test_the_best_on_the_first_rows_comes_back(
+    between: int, store: Path, val: Path, tmp_path: Path
+) -> None:
+    """Other rows were a slip of the pen; or weights that are the best on them were written."""
+    run = tmp_path / "run"
+    go_on(run, store, val, 17)
+    before = losses(run, "val_loss")
+    best = min(before, key=before.__getitem__)
+    assert best == step_of(run / "best") == 12
+    go_on(run, store, store, between)
+    evaluated = between > 20
+    assert [step for step, _ in read_run(run).points("val_loss")] == (
+        [20] if evaluated else [4, 8, 12, 16]
+    )
+    go_on(run, store, val, 26)
+    summary = read_run(run)
+    steps = [4, 8, 12, 16, 24] if evaluated else [4, 8, 12, 16, 20, 24]
+    assert [step for step, _ in summary.points("val_loss")] == steps
+    assert summary.best == {"val_loss": before[12], "step": 12, "weights_kept": not evaluated}
+    assert step_of(run / "best") == (24 if evaluated else 12)
+
+
+def test_rows_of_sessions_that_do_not_say_theirs_are_others(
+    store: Path, val: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    go_on(run, store, store, 17)
+    file = run / "sessions.jsonl"
+    file.write_text(json.dumps({"step": 0, "processes": 1}) + "\n")
+    assert [step for step, _ in read_run(run).points("val_loss")] == [4, 8, 12, 16]
+    go_on(run, store, val, 26)
+    assert [step for step, _ in read_run(run).points("val_loss")] == [20, 24]
+    assert step_of(run / "best") >= 20
+
+
 def test_the_weights_are_those_of_the_step(run: Path, store: Path, tmp_path: Path) -> None:
     best = step_of(run / "best")
     # The same run, stopped there.

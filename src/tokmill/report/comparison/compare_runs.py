@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from tokmill import plugins
@@ -24,7 +25,7 @@ from tokmill.store.store import Store
 from tokmill.training.recipe.read_recipe import is_free
 
 SEEDS = ("data.seed", "run.seed")
-KIND = "task.kind"
+KIND, BATCH = "task.kind", "data.batch"
 HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")
 """For a metric with one of these in its name, higher is better; for all others, lower."""
 
@@ -278,6 +279,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
 
 PER_TOKEN = ("loss", "perplexity", "accuracy")
 """Metrics for each token, which depend on the vocabulary."""
+POOL, RANKS = "val_pool", ("mrr", "recall_")
+"""The mean number of records among which a rank is, and the metrics of ranks."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +332,11 @@ def doubts(
     if per_token and (keys := deciding([run for run, _ in runs])):
         doubtful = True
         notes.append(f"the runs differ in {', '.join(keys)}: their {metric} cannot be compared")
+    pools = sorted({pool for run, _ in runs for _, pool in run.points(POOL)[-1:]})
+    if len(pools) > 1 and any(word in metric for word in RANKS):
+        doubtful = True
+        shown = ", ".join(f"{pool:g}" for pool in pools)
+        notes.append(f"{metric} is of ranks among different numbers of records: {shown}")
     if several_vocabularies and per_token:
         doubtful = True
         notes.append(
@@ -362,13 +370,25 @@ def doubts(
 
 
 def deciding(runs: Sequence[RunSummary]) -> list[str]:
-    """Return the keys that differ between runs and decide what their tasks predict."""
-    keys = {key: None for run in runs for key in run.facts.measures.decided_by}
+    """Return the keys that differ between runs and decide what their tasks predict.
+
+    A key that an older run lacks does not differ. Torch is loaded only if other keys do.
+    """
 
     def differ(key: str) -> bool:
-        return len({str(run.flat.get(key)) for run in runs}) > 1
+        return len({str(run.flat[key]) for run in runs if key in run.flat}) > 1
 
-    return [KIND] if differ(KIND) else [key for key in map("task.{}".format, keys) if differ(key)]
+    if differ(KIND):
+        return [KIND]
+    keys = sorted({key for run in runs for key in run.flat if key.startswith("task.")})
+    if any(map(differ, [*keys, BATCH])):
+        # Of a task that is not known here, each key may decide.
+        with contextlib.suppress(TokmillError, msgspec.ValidationError):
+            task = plugins.load(plugins.TASKS, runs[0].flat[KIND])
+            config = msgspec.convert(runs[0].recipe.get("task", {}), task.Config)
+            models = plugins.require("tokmill.models.model")
+            keys = task.measures(config, models.Inputs()).decided_by
+    return [key for key in keys if differ(key)]
 
 
 def rows_of(run: RunSummary) -> int:

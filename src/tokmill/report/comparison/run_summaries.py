@@ -28,7 +28,7 @@ from tokmill.training.recipe.config import (
     RunConfig,
 )
 from tokmill.training.recipe.read_recipe import FACTS, RECIPE, flatten, read_recipe
-from tokmill.training.runs.trackers import METRICS, read_metrics, validated_since
+from tokmill.training.runs.trackers import METRICS, read_metrics, rows_by_step
 
 Facts = dict[str, Any]
 DEPTH = 3
@@ -152,8 +152,9 @@ class RunSummary:
         if not points:
             return {}
         step, value = min(points, key=lambda point: point[1])
-        kept = (self.path / "best/model.safetensors").exists()
-        return {"val_loss": value, "step": step, "weights_kept": kept}
+        kept, config = self.path / "best/model.safetensors", self.path / "best/config.json"
+        is_kept = kept.exists() and read_json(config, Final).step == step
+        return {"val_loss": value, "step": step, "weights_kept": is_kept}
 
     @property
     def jumps(self) -> list[Jump]:
@@ -195,14 +196,16 @@ class RunSummary:
 
         Values of a validation are those on the rows that were evaluated last.
         """
-        since = validated_since(self.path) if metric.startswith("val_") else 0
-        return [
+        points = [
             (int(entry["step"]), math.nan if entry[metric] is None else float(entry[metric]))
             for entry in self.entries
-            if metric in entry
-            and isinstance(entry[metric], int | float | None)
-            and entry["step"] > since
+            if metric in entry and isinstance(entry[metric], int | float | None)
         ]
+        if metric.startswith("val_") and points:
+            rows_at = rows_by_step(self.path)
+            last = rows_at(points[-1][0])
+            points = [point for point in points if rows_at(point[0]) == last]
+        return points
 
 
 def is_run(path: Path) -> bool:

@@ -74,7 +74,16 @@ class SimilarityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 
 
 RANKS = ("mrr", "recall_1", "recall_10")
-LOSS_KEYS = ("loss", "columns", "group", "negatives", "margin", "gamma", "temperature")
+LOSS_KEYS = {"in_batch": ("temperature",), "triplet": ("margin",), "circle": ("margin", "gamma")}
+
+
+def decided_by(config: Any) -> tuple[str, ...]:
+    """Return the keys of the loss, and of what records are compared with."""
+    keys = ["loss", *LOSS_KEYS[config.loss], "columns", "group", "negatives"]
+    # Where columns are named, no alike records are drawn.
+    keys += [] if config.columns else ["same", "size"]
+    others = () if config.negatives == "own" else ("data.batch",)
+    return (*map("task.{}".format, keys), *others)
 
 
 class ContrastiveConfig(SimilarityConfig, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -110,7 +119,7 @@ class Contrastive(Task):
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
         """Return the unit of the loss, and the metrics for which higher is better."""
         unit = "nats an entry" if config.loss == "in_batch" else ""
-        return Measures(loss=unit, higher=RANKS, decided_by=LOSS_KEYS)
+        return Measures(loss=unit, higher=RANKS, decided_by=decided_by(config))
 
     @classmethod
     def pool_of(cls, config: Any) -> Pool:

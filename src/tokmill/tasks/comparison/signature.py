@@ -36,11 +36,11 @@ from tokmill.tasks.comparison.comparison_losses import (
     relations,
 )
 from tokmill.tasks.comparison.contrastive import (
-    LOSS_KEYS,
     RANKS,
     Contrastive,
     Margin,
     SimilarityConfig,
+    decided_by,
 )
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task_inputs import Facts
@@ -111,8 +111,10 @@ class Signature(Contrastive):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        weights = ("likeness_weight", "cpi_weight", "consistency_weight")
-        return Measures(higher=RANKS, decided_by=(*LOSS_KEYS, *weights))
+        likeness = decided_by(config) if config.likeness_weight else ()
+        cpi = ("task.cpi", "task.cpi_weight") if config.cpi else ("task.cpi",)
+        weights = ("task.likeness_weight", *cpi, "task.consistency_weight")
+        return Measures(higher=RANKS, decided_by=(*likeness, *weights))
 
     @classmethod
     def vectors(cls, config: Any, store: Store) -> dict[str, Vectors]:

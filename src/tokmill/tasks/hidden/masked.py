@@ -62,7 +62,7 @@ class HiddenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Whether the head of a column is its embedding."""
 
 
-HIDES = ("columns", "share", "most", "mask_share", "random_share")
+HIDES = ("task.columns", "task.share", "task.most", "task.mask_share", "task.random_share")
 """Keys that decide which tokens are predicted, and what the model sees of them."""
 
 

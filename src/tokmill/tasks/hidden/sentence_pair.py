@@ -80,7 +80,7 @@ class SentencePair(Masked):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        pairs = ("group", "apart", "cut", "pair_weight")
+        pairs = ("task.group", "task.apart", "task.cut", "task.pair_weight")
         unit = "nats a hidden token and a pair"
         return Measures(loss=unit, higher=("accuracy",), decided_by=(*HIDES, *pairs))
 

@@ -5,7 +5,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -69,15 +69,16 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     return entries
 
 
-def validated_since(run: Path) -> int:
-    """Return the step after which a run was evaluated on the rows of its last session alone."""
-    file, since, rows = run / SESSIONS, 0, None
-    for session in read_metrics(file) if file.exists() else ():
-        here: Any = session.get("validation")
-        if here and rows not in (None, here):
-            since = int(session["step"])
-        rows = here or rows
-    return since
+def rows_by_step(run: Path) -> Callable[[int], str | None]:
+    """Return a function: step → the rows that a run was evaluated on there; None: not known."""
+    file = run / SESSIONS
+    sessions: list[dict[str, Any]] = [*reversed(read_metrics(file))] if file.exists() else []
+
+    def rows(step: int) -> str | None:
+        # A later session does the steps after its first one again.
+        return next((one.get("validation") for one in sessions if one["step"] < step), None)
+
+    return rows
 
 
 @contextmanager
