@@ -22,7 +22,7 @@ from tokmill.store.manifest import Overlay
 from tokmill.store.schema import Array, has_entries
 from tokmill.store.store import Store
 
-FAMILY, RECORD = "(family)", "(record)"
+FAMILY = "(family)"
 
 
 def value_columns(store: Store) -> list[str]:
@@ -33,21 +33,19 @@ class Values:
     """Columns with a value per record, for the rows of several sources.
 
     `dtypes`: name → dtype, with the width as its shape. Raises `UsageError` for a column that a
-    source does not have, that holds strings, or if rows may have several records. `RECORD` and
-    `FAMILY` are no columns, but the number of each row's own record, and of its family
-    (`Rows.families`). No record of another source has the same number.
+    source does not have, that holds strings, or if rows may have several records. `FAMILY` is no
+    column, but the family of each row's own record (`Rows.families`).
     """
 
     def __init__(self, sources: Sequence[Rows], names: Sequence[str]) -> None:
         self.dtypes: dict[str, np.dtype[Any]] = {}
-        self._first = np.cumsum([0, *(len(rows.store) for rows in sources)]).tolist()
         self._families: list[Array] = []
         if FAMILY in names:
-            numbered = zip(self._first, sources, strict=False)
-            self._families = [rows.families() + n for n, rows in numbered]
-        own = (RECORD, FAMILY)
-        self.dtypes |= {name: np.dtype(np.int64) for name in own if name in names}
-        names = [name for name in names if name not in own]
+            # No record of another source has the same number.
+            first = np.cumsum([0, *(len(rows.store) for rows in sources)]).tolist()
+            self._families = [rows.families() + n for n, rows in zip(first, sources, strict=False)]
+            self.dtypes[FAMILY] = np.dtype(np.int64)
+        names = [name for name in names if name != FAMILY]
         self._from: list[dict[str, int]] = []
         """For each source: name → number of the store among its `value_stores`."""
         for rows in sources:
@@ -73,8 +71,6 @@ class Values:
             name: rows.value_stores[number].values(name, records[number])
             for name, number in self._from[source].items()
         }
-        if RECORD in self.dtypes:
-            values[RECORD] = records[-1] + self._first[source]
         if self._families:
             values[FAMILY] = self._families[source][records[-1]]
         return values

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError, shell_word
-from tokmill.feed.entries import FAMILY, RECORD, Values, Vectors
+from tokmill.feed.entries import FAMILY, Values, Vectors
 from tokmill.feed.order import Order, kept, key
 from tokmill.feed.rows import Mix, Rows, column_dtypes, row_shares
 from tokmill.store.gather import Gather
@@ -165,7 +165,7 @@ class Feed:
 
     def _is_value(self, name: str) -> bool:
         """Say whether a column has a value per record in some source (and no value per token)."""
-        return name in (RECORD, FAMILY) or any(
+        return name == FAMILY or any(
             name not in source.store.token_columns
             and any(name in store.schema for store in (source.store, *source.value_stores))
             for source in self.sources

@@ -149,7 +149,7 @@ def load_like(value: dict[str, Any]) -> Any:
 
 
 def test_an_evaluation_ranks_all_records(stores: Path, tmp_path: Path) -> None:
-    """13 triplets: one positive, and the records of the 26 + 12 other rows of another family."""
+    """13 triplets: one positive, and those of the 26 + 12 other rows of another family."""
     tokmill.train(recipe(stores, ["entries"]), tmp_path / "run", quiet=True)
     found = evaluate(tmp_path / "run", stores / "val", device="cpu")
     store = Store(stores / "val", ["entries"])
@@ -157,7 +157,7 @@ def test_an_evaluation_ranks_all_records(stores: Path, tmp_path: Path) -> None:
     sizes, family = [], families(Store(stores / "functions"), store)
     for i in range(13):
         others = [int(c[j]) for c in names for j in range(13) if j != i] + [int(names[2][i])]
-        sizes.append(1 + len({n for n in others if family[n] != family[int(names[0][i])]}))
+        sizes.append(1 + sum(family[one] != family[int(names[0][i])] for one in others))
     assert found["pool"] == pytest.approx(np.mean(sizes)) and found["rows"] == 13
     # The same vectors, whatever the batch.
     again = evaluate(tmp_path / "run", stores / "val", device="cpu", batch=5)

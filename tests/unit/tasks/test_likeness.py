@@ -25,14 +25,12 @@ TRIPLETS: dict[str, list[Any]] = {
     # negative of the entry 0 is the function of the entry 1, in a third build.
     "record": [4, 5, 6, 7, 8, 4, 4, 9, 6],
     "group": [4, 4, 7, 7, 7, 4, 4, 4, 7],
-    "number": [4, 5, 6, 7, 8, 4, 4, 9, 6],
 }
 GROUPS: dict[str, list[Any]] = {
     "entry": [0, 0, 0, 1, 2, 2],
     "role": [0] * 6,
     "record": [0, 1, 2, 3, 4, 5],
     "group": [3, 3, 3, 5, 3, 3],
-    "number": [0, 1, 2, 3, 4, 5],
 }
 
 
@@ -158,16 +156,13 @@ def test_gradients_are_finite_and_nothing_to_learn_has_none(name: str) -> None:
 def test_ranks_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(5)
     for case in (TRIPLETS, GROUPS):
-        results = tensors(case)
-        # Rows of one record have its vector.
-        vectors = torch.randn(10, 3)[results["number"]]
+        vectors, results = torch.randn(len(case["entry"]), 3), tensors(case)
         units = F.normalize(vectors, dim=1)
         s, wanted = units @ units.T, []
         for i, (alike, other, _) in enumerate(known(case)):
             if case["role"][i] == 0 and alike:
                 best = max(s[i, p].item() for p in alike)
-                nearer = {case["number"][n] for n in other if s[i, n].item() > best}
-                wanted.append((1 + len(nearer), 1 + len({case["number"][n] for n in other})))
+                wanted.append((1 + sum(s[i, n].item() > best for n in other), 1 + len(other)))
         rank, pool = ranks(vectors, results)
         assert list(zip(rank.tolist(), pool.tolist(), strict=True)) == wanted
         monkeypatch.setattr("tokmill.tasks.comparison.comparison_losses.CHUNK", 7)
@@ -178,7 +173,6 @@ def test_equal_vectors_score_as_chance() -> None:
     count = 200
     number = torch.arange(count) // 2
     results = {"entry": number, "role": number * 0, "record": torch.arange(count), "group": number}
-    results["number"] = results["record"]
     found = rank_metrics(torch.ones(count, 3), results)
     wanted = {"mrr": 1 / 100, "recall_1": 0, "recall_10": 0, "pool": 199}
     assert found == pytest.approx(wanted)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
-from tokmill.feed.entries import FAMILY, RECORD, KeyedEntries, Tuples
+from tokmill.feed.entries import FAMILY, KeyedEntries, Tuples
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows
 from tokmill.store.schema import ROLES, Array, Schema, has_entries
@@ -133,17 +133,9 @@ def ranks(vectors_ND: Tensor, results: Mapping[str, Tensor]) -> tuple[Tensor, Te
     """Return for each query (rank of its nearest positive, number of candidates), (Q,) float64.
 
     Queries are the anchors with a positive; candidates are that positive and all negatives of the
-    query (`relations`), each record once: `number` (N,), else `record`, says which one a row is.
-    The rank counts from 1; of equally near candidates it is the mean, so that equal vectors score
-    as chance does.
+    query (`relations`). The rank counts from 1; of equally near candidates it is the mean, so that
+    equal vectors score as chance does.
     """
-    numbers = results.get("number", results["record"]).cpu().numpy()
-    number = torch.from_numpy(np.unique(numbers, return_inverse=True)[1])
-
-    def count(rows_QN: Tensor) -> Tensor:
-        found = torch.zeros(len(rows_QN), len(number)).index_add(1, number, rows_QN.float())
-        return (found > 0).sum(1).double()
-
     units = F.normalize(vectors_ND.float(), dim=1)
     queries = torch.nonzero(results["role"] == ANCHOR)[:, 0]
     parts: list[tuple[Tensor, Tensor]] = []
@@ -151,10 +143,11 @@ def ranks(vectors_ND: Tensor, results: Mapping[str, Tensor]) -> tuple[Tensor, Te
         related = relations(results, some)
         cosines = units[some] @ units.T
         best = cosines.masked_fill(~related.positive, NOTHING).amax(1, keepdim=True)
-        nearer = count(related.other & (cosines > best + TIE))
-        tied = count(related.other & ((cosines - best).abs() <= TIE))
+        nearer = (related.other & (cosines > best + TIE)).sum(1)
+        tied = (related.other & ((cosines - best).abs() <= TIE)).sum(1)
         asks = related.positive.any(1)
-        parts.append(((1 + nearer + tied / 2)[asks], (1 + count(related.other))[asks]))
+        rank = 1 + nearer.double() + tied.double() / 2
+        parts.append((rank[asks], 1 + related.other.sum(1)[asks].double()))
     if not parts:
         return torch.zeros(0).double(), torch.zeros(0).double()
     return torch.cat([rank for rank, _ in parts]), torch.cat([pool for _, pool in parts])
@@ -180,7 +173,7 @@ TUPLES = (ROLES, ROLES[:2], ("member",))
 """Columns of references that are looked for, in this order."""
 KEYS = ("project", "program", "function", "part")
 """Record columns of which equal values mean alike records; those that a store has."""
-RELATIONS = ("role", "record", "group", "number")
+RELATIONS = ("role", "record", "group")
 """Names of the values that say what the rows of a step are to each other."""
 ROLE = "role"
 """Record column of entries of several records: `ANCHOR`, `POSITIVE` or `OTHER`."""
@@ -257,7 +250,7 @@ def entry_rows(
 
 
 def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[str]:
-    """Return the values that `with_relations` needs: record columns, `RECORD` and `FAMILY`.
+    """Return the values that `with_relations` needs: record columns, and `FAMILY`.
 
     A column with a number for each row says itself which rows are alike; else the rows say it.
     """
@@ -274,17 +267,17 @@ def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[st
             hint="it is a record column of the store that has the columns of references",
         )
     if named and usable and chosen is not None and chosen.width:
-        return [*names, RECORD, group or GROUP]
-    return [*names, RECORD, FAMILY]
+        return [*names, group or GROUP]
+    return [*names, FAMILY]
 
 
 def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str, Array]:
-    """Return values of the rows of a batch, with `role`, `record`, `group` and `number`.
+    """Return values of the rows of a batch, with `role`, `record` and `group`.
 
-    All int64, as `relations` and `ranks` want them. Columns that begin with `negative` name
-    negatives of their entry, others alike records; the first one is the anchor. Without such
-    columns and without a `role` all rows of an entry are alike (rows of key columns, or of a column
-    with a value per token).
+    All int64, as `relations` wants them. Columns that begin with `negative` name negatives
+    of their entry, others alike records; the first one is the anchor. Without such columns and
+    without a `role` all rows of an entry are alike (rows of key columns, or of a column with a
+    value per token).
 
     Raises `UsageError` if `group` has not as many numbers as an entry has rows.
     """
@@ -298,7 +291,6 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
     place = np.arange(count) - np.flatnonzero(begins)[np.cumsum(begins) - 1]
     role = values.pop(ROLE, np.zeros(count)).astype(np.int64)
     record = family = values.pop(FAMILY, np.arange(count))
-    number = values.pop(RECORD, record)
     if references:
         role = roles_of([(name, records.shape[1]) for name, records in references.items()])[place]
     if (numbers := values.pop(group or GROUP, None)) is not None:
@@ -312,8 +304,7 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
             )
         record = np.take_along_axis(records, place[:, None], axis=1)[:, 0]
         family = np.take_along_axis(numbers, place[:, None], axis=1)[:, 0]
-    family = family.astype(np.int64)
-    return values | {"role": role, "record": record, "group": family, "number": number}
+    return values | {"role": role, "record": record, "group": family.astype(np.int64)}
 
 
 def roles_of(columns: Iterable[tuple[str, int]]) -> Array:

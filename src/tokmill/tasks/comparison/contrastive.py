@@ -168,7 +168,7 @@ class Contrastive(Task):
     def example(self, rows: int) -> Tensors:
         batch = super().example(rows)
         number = torch.arange(rows)
-        values = {**dict.fromkeys(RELATIONS, number), "role": number * 0}
+        values = {"role": number * 0, "record": number, "group": number}
         return dataclasses.replace(batch, values=values)
 
     def act(self, batch: Tensors) -> dict[str, Tensor]:
