@@ -1,6 +1,7 @@
 """CPI of programs estimated from a few intervals: SimPoint, and what is newer.
 
     python benchmarks/sampling_cpi.py DIR [POINTS] [DRAWS]
+    python benchmarks/sampling_cpi.py made-up
 
 DIR holds what `tokmill bbv profile` writes: NAME.bb.gz and NAME.intervals.csv, a pair a program.
 DRAWS (1,000) samples judge `two-phase`, a fifth of them each of the others.
@@ -182,5 +183,28 @@ def main(folder: Path, points: int = 30, draws: int = 1000) -> list[str]:
     ]
 
 
+SETTINGS: tuple[dict[str, float], ...] = (
+    {}, {"kinds": 3}, {"kinds": 12}, {"drift": 0.0}, {"drift": 0.95}, {"noise": 0.2}, {"tail": 0.5},
+    {"tail": 1.0}, {"intervals": 150}, {"intervals": 1500},
+)  # fmt: skip
+"""Of programs that never ran (`tests/helpers/phases.py`)."""
+
+
+def made_up(points: int = 30, draws: int = 200) -> list[str]:
+    """Return the coverage of two-phase on programs that never ran, four of each setting."""
+    sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
+    from phases import phases
+
+    covers = []
+    for settings in SETTINGS:
+        for seed in range(1, 5):
+            one = phases(seed, **settings)  # type: ignore[arg-type]
+            covers.append(resample(one.population, one.cpi, two_phase, points, draws).coverage)
+    return [f"coverage of {len(covers)} programs: {np.mean(covers):.1%}, least {min(covers):.1%}"]
+
+
 if __name__ == "__main__":
-    print("\n".join(main(Path(sys.argv[1]), *map(int, sys.argv[2:4]))))
+    if sys.argv[1] == "made-up":
+        print("\n".join(made_up()))
+    else:
+        print("\n".join(main(Path(sys.argv[1]), *map(int, sys.argv[2:4]))))

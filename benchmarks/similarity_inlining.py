@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokmill.x86.features.learned_weights import LOG_WEIGHTS
 from tokmill.x86.features.store_functions import StoreFunctions
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -57,7 +58,7 @@ def vectors_of(functions: StoreFunctions, own: Tensor, weights: Tensor) -> dict[
     """Return the parts of `learned_sums.vector_parts` of F functions by weights, (3, 8)."""
     calls, turned = functions.calls, functions.calls.T.tocsr()
     shape = torch.from_numpy(functions.shape) - torch.tensor(CENTRE)
-    logs = (shape @ weights[:, :7].T + weights[:, 7]).clamp(-8, 6)
+    logs = (shape @ weights[:, :7].T + weights[:, 7]).clamp(*LOG_WEIGHTS)
     callee, caller, calling = logs.exp().T[:, :, None]
 
     def product(x: Tensor, matrix: Any, transposed: Any) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +54,22 @@ def test_results_are_those_of_numpy(name: str, kind: int, tmp_path: Path) -> Non
     assert result.dtype.itemsize == made.itemsize
     assert engine.run(2) > 0
     assert a.astype(np.float64).tolist() == [[7, 6, 5], [4, 3, 2]]
+
+
+def test_openvino_sends_nothing(tmp_path: Path) -> None:
+    """Its import sends a message where it finds its package for that, which is installed here."""
+    path = difference(tmp_path / "m.onnx", TensorProto.FLOAT)
+    script = """if True:
+        import sys
+        import numpy as np
+        from importlib.util import find_spec
+        from tokmill.mlir.iree.engines import Engine
+        assert find_spec("openvino_telemetry")
+        ones = np.ones((2, 3), np.float32)
+        Engine("openvino", sys.argv[1], [ones, ones]).run()
+        print([name for name in sys.modules if name.startswith("openvino_telemetry.")])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,6 +1,7 @@
 """Other engines that run an ONNX model on one thread: onnxruntime and OpenVINO, if installed."""
 
 import importlib
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -49,6 +50,8 @@ def _onnxruntime(path: str, inputs: Arrays) -> Callable[[], Any]:
 
 
 def _openvino(path: str, inputs: Arrays) -> Callable[[], Any]:
+    # Importing OpenVINO sends a message to its makers, unless this package is missing.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     options = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32"}
     model = importlib.import_module("openvino").compile_model(path, "CPU", options)
     request = model.create_infer_request()

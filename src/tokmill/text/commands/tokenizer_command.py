@@ -103,12 +103,11 @@ def train(
     given = {"--pattern": pattern != "gpt2", "--tie-break": tie_break != "first"}
     given |= {"--no-special": no_special, "--engine": engine not in ("auto", "tokenizers")}
     _check_model(model, given, {"--cased": cased})
-    if no_special and special:
-        raise UsageError("--special and --no-special exclude each other", hint="leave one out")
+    specials = _specials(special, no_special)
     inputs = with_lists(inputs, files_from)
-    specials = [] if no_special else special or ["<|endoftext|>"]
     path = Path(out) / "tokenizer.json" if Path(out).is_dir() or not Path(out).suffix else Path(out)
-    begun, kind = time.monotonic(), kind or _kind(inputs)
+    begun = time.monotonic()
+    kind = kind or _kind(inputs)
     with writing(path):
         check_beside(path)
         seen = Seen(chain.from_iterable(iter_documents(inputs, kind, _options(kind, set_, field))))
@@ -187,6 +186,12 @@ def decode(
     print_text(loaded.decode(numbers))
     if sys.stdout.isatty():
         sys.stdout.write("\n")
+
+
+def _specials(special: list[str] | None, no_special: bool) -> list[str]:
+    if no_special and special:
+        raise UsageError("--special and --no-special exclude each other", hint="leave one out")
+    return [] if no_special else special or ["<|endoftext|>"]
 
 
 def _check_model(model: str, of_bpe: dict[str, bool], of_wordpiece: dict[str, bool]) -> None:

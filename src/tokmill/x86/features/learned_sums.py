@@ -5,6 +5,7 @@ and a compiler that inlines moves code from one to another: so these count, by w
 learned from pairs of training projects (`learned_weights.py`). Products of rows are the sums.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,7 +53,7 @@ def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
     """
     calls, own = functions.calls, own_vectors(functions, vectors)
     callee, caller, calling = (
-        np.exp(functions.shape @ np.asarray(weights[:-1], np.float32) + weights[-1])[:, None]
+        call_weights(functions, weights)[:, None]
         for weights in (learned_weights.CALLEE, learned_weights.CALLER, learned_weights.CALLING)
     )
     inlined = caller * (calls @ (callee * own))
@@ -63,6 +64,12 @@ def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
         "vectors, inlined": own + inlined + caller * (calls @ (callee * inlined)),
     }
     return {name: _units(rows)[functions.record] for name, rows in parts.items()}
+
+
+def call_weights(functions: StoreFunctions, weights: Sequence[float]) -> Array:
+    """Return what each function counts as a callee or caller, (F,) f4."""
+    logs = functions.shape @ np.asarray(weights[:-1], np.float32) + weights[-1]
+    return np.exp(np.clip(logs, *learned_weights.LOG_WEIGHTS))
 
 
 def own_vectors(functions: StoreFunctions, vectors: Array) -> Array:

@@ -35,3 +35,5 @@ CALLEE = (-0.155, 0.808, 0.324, -0.325, -0.0859, -0.504, -0.386, -2.92)
 CALLER = (-0.126, -0.967, -0.0733, 0.108, -0.192, 0.311, -0.103, 5.13)
 CALLING = (-0.173, 0.128, 0.0209, -0.183, -0.162, -0.539, -0.0709, 0.564)
 """Weights of the columns of `SHAPE`, and a constant: of log weights of calls."""
+LOG_WEIGHTS = (-8.0, 6.0)
+"""Least and largest log weight of a call, as they were learned."""
