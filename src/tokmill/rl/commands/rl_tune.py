@@ -74,7 +74,8 @@ def tune(
     """Find the flags and the layout by which IREE runs a model fastest on this machine.
 
     The model is compiled with IREE's flags and with channels last, and all run in turns. Each
-    result is compared with that of IREE's default. What gains little is not recommended.
+    result is compared with that of IREE's default. What gains little is not recommended. An ONNX
+    model is timed under onnxruntime and OpenVINO too, if they are installed.
     """
     seconds = parse_seconds(max_time)
     until = time.monotonic() + seconds
