@@ -10,6 +10,7 @@ import gc
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -104,6 +105,27 @@ def test_a_shard_that_another_process_still_reads(
         ]
         assert len({child.communicate(timeout=90)[0] for child in children}) == 1
         assert not any(child.returncode for child in children)
+
+
+def test_a_shard_that_another_process_removes_at_any_time(
+    proxy: Proxy, address: str, local: Path, tmp_path: Path
+) -> None:
+    push(local, address)
+    ended = threading.Event()
+
+    def remove() -> None:
+        while not ended.wait(random.expovariate(2000)):
+            for path in (tmp_path / "cache").rglob("*.safetensors"):
+                path.unlink(missing_ok=True)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        read = {tokens(address) for _ in range(20)}
+    finally:
+        ended.set()
+        thread.join()
+    assert read == {tokens(local)}
 
 
 def test_the_cache_keeps_its_limit_at_the_end(

@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -26,7 +27,9 @@ from tokmill.base.files import (
     address_of,
     inside,
     make_folder,
+    open_file,
     read_file,
+    reading,
     remove,
     remove_leftovers,
     sha256_file,
@@ -215,7 +218,8 @@ class Remote:
                 if not self._is_good(path, entry):
                     evict_shards(entry.bytes)
                     fetch_shard(self.address, path, entry)
-                    self._checked[entry.name] = stamp(path.stat())[:3]
+                    with contextlib.suppress(FileNotFoundError):
+                        self._checked[entry.name] = stamp(path.stat())[:3]
             finally:
                 remove(lock)
         return path
@@ -226,26 +230,31 @@ class Remote:
             path = self.file(entry)
             try:
                 return Shard(path)
-            except MachineError:
+            except MachineError as error:
                 # Another process may have removed it, to make room. Once mapped, it stays readable.
-                if path.exists():
+                if not isinstance(error.__cause__, FileNotFoundError):
                     raise
         what = "other processes remove the shards of the cache as soon as they are fetched"
         raise MachineError(what, where=str(self.folder), hint=f"raise {LIMIT}")
 
     def _is_good(self, path: Path, entry: ShardEntry) -> bool:
         try:
-            now = stamp(path.stat())[:3]
-        except FileNotFoundError:
-            return False
-        if self._checked.get(entry.name) == now:
-            return True
-        if self.fresh or now[0] != entry.bytes or sha256_file(path) != entry.sha256:
-            return False
-        # When it was opened last; the time of its content, by which it is known, stays.
-        os.utime(path, ns=(time.time_ns(), now[1]))
-        self._checked[entry.name] = now
-        return True
+            with reading(path) as file:
+                now = stamp(os.fstat(file.fileno()))[:3]
+                if self._checked.get(entry.name) == now:
+                    return True
+                if self.fresh or now[0] != entry.bytes:
+                    return False
+                if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+                    return False
+                # When it was opened last; the time of its content, by which it is known, stays.
+                os.utime(file.fileno(), ns=(time.time_ns(), now[1]))
+                self._checked[entry.name] = now
+                return True
+        except MachineError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return False
+            raise
 
     def refresh(self) -> None:
         """Fetch everything once more, as to validate the store: small files now, shards on use."""
@@ -261,12 +270,14 @@ class Remote:
 
         def read(entry: ShardEntry) -> Array:
             path = self._path(entry)
-            place = path if path.exists() else f"{self.address}/shards/{path.name}"
+            place: Path | str = path
+            try:
+                opened: BinaryIO = open_file(path)
+            except FileNotFoundError:
+                place = f"{self.address}/shards/{path.name}"
+                opened = remote.open_input(place, ahead=False)
             hint = "`tokmill store validate` finds all damage"
-            with (
-                remote.open_input(place, ahead=False) as file,
-                refused("the shard is damaged", place, hint=hint),
-            ):
+            with opened as file, refused("the shard is damaged", place, hint=hint):
                 header = tensor_header(file, entry.bytes)
                 start, stop = header.tensors[name].data_offsets
                 file.seek(8 + header.length + start)
