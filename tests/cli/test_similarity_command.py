@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,6 +118,17 @@ def test_mistakes(here: Here, made: Path, arguments: tuple[str, ...], code: int,
     named = [made / one if (made / one).exists() else one for one in arguments[1:]]
     err = here("similarity", arguments[0], *named, code=code)[1]
     assert what in err and "hint: " in err, err
+
+
+@pytest.mark.parametrize("verb", ["eval", "index"])
+def test_a_store_whose_build_has_not_finished(
+    here: Here, made: Path, tmp_path: Path, verb: str
+) -> None:
+    shutil.copytree(made / "s", tmp_path / "s")
+    (tmp_path / "s/manifest.json").unlink()
+    out = ["-o", "x"] if verb == "index" else []
+    _, err = here("similarity", verb, made / "right.npy", tmp_path / "s", *out, code=1)
+    assert "not complete" in err
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from tokmill.base.errors import UsageError
 from tokmill.similarity.commands.similarity_query import Alone, Graphs, index, query
 from tokmill.similarity.commands.similarity_tables import print_evaluation
 from tokmill.similarity.commands.similarity_vectors import baselines_of, vectors_of
@@ -74,11 +73,7 @@ def evaluate(
     """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
     choice = Choice(rows=_words(pairs), projects=_words(projects), min_blocks=min_blocks)
     *given, place = paths
-    store = Store(place)
-    if store.partial:
-        raise UsageError(
-            "the store is not complete", where=str(place), hint="`tokmill build` continues it"
-        )
+    store = Store(place).whole()
     functions = functions_of(store)
     vectors = _named(given, store, at=at, device=device, quiet=quiet)
     methods = [

@@ -160,11 +160,7 @@ def index(
             hint="name a run or an .npy file, then the store",
         )
     check_place(out)
-    store = Store(place)
-    if store.partial:
-        raise UsageError(
-            "the store is not complete", where=str(place), hint="`tokmill build` continues it"
-        )
+    store = Store(place).whole()
     if not len(store):
         raise TokmillError("the store is empty", where=str(place), hint="index one with functions")
     with elapsed("index") if not quiet else contextlib.nullcontext():
