@@ -77,6 +77,7 @@ def test_every_form_is_read(text: str, kind: str, cpi: list[float], tmp_path: Pa
         ("[" * 100_000, "nested"),
         ('{"cpi": [1, 2], "d1_misses": [1]}', "different lengths"),
         ('{"ipc": [1, 2]}', "none of"),
+        ('{"cpi": "12"}', "none of"),
         ('[1, "x"]', "no number"),
         ("[true]", "no number"),
         ("[{}, 3]", "no objects"),

@@ -11,7 +11,7 @@ import csv
 import io
 import itertools
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -221,7 +221,7 @@ def _json(data: bytes) -> dict[str, Array]:
     columns = {
         name: np.array([_number(one, name) for one in value[name]], np.float64)
         for name in value
-        if name in _measure_names() and isinstance(value[name], Sequence)
+        if name in _measure_names() and isinstance(value[name], list)
     }
     if len({len(column) for column in columns.values()}) > 1:
         raise ValueError("its lists have different lengths")
