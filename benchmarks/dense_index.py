@@ -5,8 +5,6 @@ Needs faiss-cpu. Both use one thread and answer one query at a time, as `similar
     OMP_NUM_THREADS=1 python benchmarks/dense_index.py CACHE
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time
@@ -37,7 +35,6 @@ def index_of(cache: Path) -> Index:
 
 
 def main(cache: Path) -> None:
-    """Measure; print a Markdown table."""
     faiss: Any = __import__("faiss")
     index = index_of(cache)
     peer = faiss.IndexFlatIP(WIDTH)

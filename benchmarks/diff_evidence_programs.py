@@ -5,8 +5,6 @@ CACHE/similarity as `similarity_programs.py` has them, and what is there is kept
 matcher is given of a pair, in CACHE/evidence.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ is built by its own Makefile. Below CACHE/diffing lie `programs/NAME` (stripped:
 name).
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import tomllib

@@ -14,8 +14,6 @@ Programs that were profiled are kept, so the same command goes on where it was s
     python benchmarks/profiles.py CACHE [--scale 0.3] [--runs 25] [--only gzip …]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -153,7 +151,6 @@ MAWK_END = "END { for (w in c) m += c[w] * length(w); print n, m, length(s) }"
 
 
 def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
-    """Return program → what makes its inputs and returns its command."""
     text, times = inputs.text, inputs.times
 
     def repository() -> str:

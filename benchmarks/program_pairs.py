@@ -15,8 +15,6 @@ What was made is kept, so the same command goes on. What cannot be fetched or bu
     python benchmarks/program_pairs.py CACHE [--small | --package NAME --level O0 …]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -63,7 +61,6 @@ class Made:
         (self.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def programs(self) -> list[str]:
-        """Return the names of all stripped programs."""
         root = self.folder / "programs"
         return sorted(p.relative_to(root).as_posix() for p in root.glob("*/*/*") if p.is_file())
 
@@ -188,7 +185,6 @@ def _compile_small(compiler: str, flags: str, work: Path) -> list[Path]:
 
 
 def _folders(work: Path) -> list[Path]:
-    """Return the folders in which packages put their programs."""
     return [path for name in ("src", "find", "xargs", "locate") if (path := work / name).is_dir()]
 
 
@@ -224,7 +220,6 @@ def _by_number(version: str) -> list[int]:
 
 
 def compilers(names: Sequence[str]) -> dict[str, str]:
-    """Return what each compiler that is there calls itself."""
     found = {}
     for compiler in names:
         if shutil.which(compiler):

@@ -5,8 +5,6 @@ list of its own (no root, the lists of the system stay as they are). What cannot
 is left out and named.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -161,7 +159,6 @@ def run(*command: str | Path, cwd: Path | None = None, log: Path | None = None, 
 
 
 def release() -> str:
-    """Return Debian's name for this release."""
     for line in Path(RELEASE).read_text().splitlines():
         if line.startswith("VERSION_CODENAME="):
             return line.partition("=")[2].strip('"')

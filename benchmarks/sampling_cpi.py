@@ -7,8 +7,6 @@ DIR holds what `tokmill bbv profile` writes: NAME.bb.gz and NAME.intervals.csv, 
 DRAWS (1,000) samples judge `two-phase`, a fifth of them each of the others.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

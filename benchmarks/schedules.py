@@ -15,8 +15,6 @@ so far by evaluations is drawn there as curves.svg, of which docs/images/schedul
 copy.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -78,21 +76,17 @@ class Contest(NamedTuple):
 
     @property
     def modules(self) -> list[str]:
-        """Return the modules that are learned from."""
         return list(TASK["modules"])[: self.effort.most]
 
     @property
     def held_out(self) -> list[str]:
-        """Return those that are not."""
         return list(TASK["held_out"])[: self.effort.most]
 
     @property
     def cache(self) -> Path:
-        """Return the file of the measurements that all share."""
         return self.folder / "measurements.sqlite"
 
     def measure(self) -> Measurements:
-        """Return these measurements."""
         return Measurements(loop.settings_of(SchedulesConfig()), self.cache)
 
 
@@ -169,7 +163,6 @@ def policy(contest: Contest, name: str, seed: int) -> Path:
 
 
 def learned(contest: Contest, name: str, seed: int) -> dict[str, Any]:
-    """Train a policy and evaluate it; return fields of `Found`."""
     begun, effort = time.process_time(), contest.effort
     run = policy(contest, name, seed)
     rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
@@ -228,7 +221,6 @@ def encoder(contest: Contest) -> str:
 
 
 def compare(contest: Contest) -> Table:
-    """Return what all contestants find."""
     effort, kept = contest.effort, contest.folder / "contests.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(kept.read_text()) if kept.exists() else {}
@@ -285,7 +277,6 @@ def shapes_of_kernelbench(contest: Contest) -> list[str]:
 
 
 def on_shapes(run: Path, contest: Contest, lines: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return what a policy finds for modules."""
     task: Any = load_task(run)
     modules = [problems.of_line(line) for line in lines]
     with contest.measure() as measure:
@@ -304,12 +295,10 @@ def digest(contest: Contest, name: str) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """Return a word for a value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
 def slug(name: str) -> str:
-    """Return a name as that of a file."""
     return "-".join(re.findall(r"\w+", name.lower()))
 
 
@@ -345,12 +334,10 @@ def bases(contest: Contest, lines: Sequence[str]) -> dict[str, float]:
 
 
 def say(text: str) -> None:
-    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
 def main(cache: Path, kernelbench: bool = False, effort: Effort = WHOLE) -> list[str]:
-    """Return the lines of the section."""
     contest = Contest(cache / "schedules", effort)
     seeds, modules, held_out = len(effort.seeds), contest.modules, contest.held_out
     table = compare(contest)

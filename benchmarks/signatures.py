@@ -11,8 +11,6 @@ shared by all three, and the error of the program that was held out is what coun
 Everything lies below CACHE/signatures; what was made is kept.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -44,7 +42,6 @@ HEAD = ("", "points", "shared", "largest", "speed-up", "nothing simulated")
 
 
 def commands(inputs: Inputs) -> dict[str, dict[str, list[str]]]:
-    """Return program → input → its command."""
     found: dict[str, dict[str, list[str]]] = {"bzip2": {}, "gzip": {}, "mawk": {}}
     for number, share in enumerate((0.08, 0.14, 0.2)):
         text, few = (inputs.text(part, 40 * number) for part in (share, share / 4))
@@ -134,7 +131,6 @@ def lengths_one(vectors: np.ndarray) -> np.ndarray:
 
 
 def section(folder: Path, store: Store, counts: list[int], seeds: int, steps: int) -> list[str]:
-    """Return the table."""
     known = read_executions(store)
     found = []
     plain = untrained(store, known)
@@ -200,7 +196,6 @@ def _range(values: list[Any]) -> str:
 
 
 def main(cache: Path, small: bool, seeds: int, counts: list[int], steps: int) -> list[str]:
-    """Return the lines of the section."""
     folder = cache / "signatures"
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(processors)})

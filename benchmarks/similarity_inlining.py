@@ -10,8 +10,6 @@ vector of callers each counts by a third weight of this form. All are learned to
 weights of the cosines, with the least cross entropy among the functions of the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -14,8 +14,6 @@ end all that was found is printed.
         [--set run.steps=300]
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics
@@ -58,7 +56,6 @@ HEAD = '"""Weights of sums with learned vectors, learned by `benchmarks/similari
 
 
 def run(*words: object) -> None:
-    """Run a command of tokmill."""
     subprocess.run([sys.executable, "-m", "tokmill", *map(str, words)], check=True)
 
 

@@ -14,8 +14,6 @@ out are also compiled by an older compiler that no other project sees (`OLDER`).
     python benchmarks/similarity_programs.py CACHE [--small | --project NAME …]
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys
@@ -118,7 +116,6 @@ def build(tree: Tree, compiler: str, level: str, made: Made) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build what is missing; return the exit code: 1 where nothing could be built."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
     parser.add_argument("--small", action="store_true", help=", ".join(SMALL))

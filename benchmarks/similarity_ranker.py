@@ -7,8 +7,6 @@ over the weighed sum of the cosines, whose weights are not negative.
     python benchmarks/similarity_ranker.py STORE GRAPHS [-o ranker_weights.py]
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -113,7 +111,6 @@ def fit(values: Array) -> Array:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Learn the weights and write them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("store", type=Path)
     parser.add_argument("graphs", type=Path)

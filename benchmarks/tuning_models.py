@@ -8,8 +8,6 @@ onnxruntime and OpenVINO beside IREE's default. Then torch runs in a fresh proce
 CPU time, the least of the rounds.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
@@ -26,7 +24,6 @@ HELPERS = Path(__file__).parent.parent / "tests" / "helpers"
 
 
 def main(cache: Path, minutes: float = 6.0, names: tuple[str, ...] = NAMES) -> list[str]:
-    """Return the table of the models."""
     folder = cache / "mlir" / "tuned"
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -59,7 +56,6 @@ def tuned(name: str, folder: Path, minutes: float) -> dict[str, Any]:
 
 
 def table(rows: list[tuple[str, dict[str, Any], float]]) -> list[str]:
-    """Return rows of times in ms."""
     timed = [told["tried"] + told["engines"] for _, told, _ in rows]
     names = list(dict.fromkeys(one["name"] for row in timed for one in row))
     cells = []

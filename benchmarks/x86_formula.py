@@ -6,8 +6,6 @@ optimiser and schedule are `peers/rwkv7_formula.py` and torch. It continues from
     python benchmarks/x86_formula.py RUN OUT [STEPS]
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import time
@@ -32,7 +30,6 @@ CPU = torch.device("cpu")
 
 
 def states(config: TrainConfig, weights: formula.Weights, batch: Tensors) -> Tensor:
-    """Return the hidden states of a batch."""
     model, document = config.model, batch.document
     begins = torch.ones_like(document, dtype=torch.bool)
     begins[:, 1:] = document[:, 1:] != document[:, :-1]

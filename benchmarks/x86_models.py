@@ -9,8 +9,6 @@ go to docs/images.
     python benchmarks/x86_models.py CACHE
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -72,7 +70,6 @@ class Curve:
 
     @property
     def last(self) -> int:
-        """Number of steps."""
         return max(self.losses)
 
     def at(self, step: int) -> str:
@@ -122,7 +119,6 @@ def unigram(train: Path, val: Path, columns: list[str]) -> float:
 
 
 def keys(steps: int, decoder: bool) -> list[str]:
-    """Return the recipe as options, with what is other here."""
     recipe = tomllib.loads(RECIPE.read_text())
     flat = {f"{table}.{key}": v for table, part in recipe.items() for key, v in part.items()}
     flat |= LONGER | {"run.steps": steps}
@@ -153,14 +149,12 @@ def learned(train: Path, val: Path, out: Path, steps: int, decoder: bool) -> flo
 
 
 def curve(name: str, out: Path, cpu: float, weights: float) -> Curve:
-    """Read the losses of a training."""
     lines = read_metrics(out / METRICS)
     losses = {int(line["step"]): line["val_loss"] for line in lines if "val_loss" in line}
     return Curve(name, losses, cpu, weights)
 
 
 def size(run: Path) -> float:
-    """Return the millions of weights of a run."""
     weights = load_file(run / "model" / "model.safetensors").values()
     return sum(weight.size for weight in weights) / 1e6
 
@@ -196,7 +190,6 @@ def drawn(curves: list[Curve], unit: str) -> figures.Figure:
 
 
 def draw(curves: list[Curve]) -> None:
-    """Write both figures."""
     for name, unit in (
         ("rwkv7-decoder", "million positions"),
         ("rwkv7-decoder-time", "CPU minutes"),
@@ -205,7 +198,6 @@ def draw(curves: list[Curve]) -> None:
 
 
 def main(cache: Path, steps: int = STEPS) -> list[str]:
-    """Measure; return the section for RESULTS.md."""
     train, val = stores(cache)
     curves = trained(train, val, cache / "x86-models-runs", steps)
     draw(curves)

@@ -4,8 +4,6 @@ The gate: the pickles, read back as a store, hold the tokens of the store, progr
 Both find functions with the same lifter.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import shutil
@@ -124,17 +122,14 @@ def check(store: Path, pickles: Path, cache: Path) -> int:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of all files of a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def tokmill(folder: Path, out: Path, *more: str) -> list[str]:
-    """Return the command that builds a store of functions."""
     return [TOKMILL, "build", "x86", str(folder), "-o", str(out), "--quiet", *more]
 
 
 def main(cache: Path, count: int = PROGRAMS) -> list[str]:
-    """Compare; return the section for RESULTS.md."""
     folder, store, pickles = some(cache / "x86-in", count), cache / "x86", cache / "x86-pickles"
 
     def clear() -> None:

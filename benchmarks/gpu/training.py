@@ -12,8 +12,6 @@ vocabulary has a mask (README.md); NANOGPT: a clone of github.com/karpathy/nanoG
 `model.py` is imported.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -52,7 +50,6 @@ def flops(setting: Setting) -> float:
 
 
 def rate(times: list[float], setting: Setting) -> float:
-    """Return tokens a second between the ends of two steps."""
     tokens = setting["batch"] * setting["length"] * (STEPS - WARM)
     return float(tokens / (times[STEPS - 1] - times[WARM - 1]))
 
@@ -113,7 +110,6 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def trainer(folder: Path, setting: Setting) -> dict[str, Any]:
-    """Train with transformers' Trainer."""
     import transformers as t
 
     dim, length, layers = setting["dim"], setting["length"], setting["layers"]
@@ -212,7 +208,6 @@ WORKERS = {"tokmill": tokmill, "Trainer": trainer, "nanoGPT": nanogpt}
 
 
 def contestants(nano: str) -> list[tuple[str, Setting]]:
-    """Return (program, setting) of each row."""
     gpt, bert = GPT | {"kind": "next_token"}, BERT | {"kind": "masked"}
     programs = [("tokmill", gpt), ("Trainer", gpt)]
     if nano:
@@ -227,7 +222,6 @@ def contestants(nano: str) -> list[tuple[str, Setting]]:
 
 
 def measure(program: str, folder: Path, setting: Setting) -> dict[str, Any]:
-    """Run a contestant in a process of its own."""
     command = [sys.executable, __file__, program, str(folder), json.dumps(setting)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -237,7 +231,6 @@ def measure(program: str, folder: Path, setting: Setting) -> dict[str, Any]:
 
 
 def work(program: str, folder: Path, setting: Setting) -> None:
-    """Train in this process and print what was measured."""
     answer = WORKERS[program](folder, setting)
     speed = rate(answer["times"], setting)
     share = flops({**setting}) * speed / PEAK if setting["kind"] != "rwkv7" else math.nan
@@ -247,7 +240,6 @@ def work(program: str, folder: Path, setting: Setting) -> None:
 
 
 def main(folder: Path, nano: str = "") -> None:
-    """Measure; print Markdown."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
     print("| program | what | compiled | tokens/s | MFU | GiB | last loss |")
     print("|---|---|---|---|---|---|---|", flush=True)
