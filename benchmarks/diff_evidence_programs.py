@@ -15,10 +15,10 @@ from unittest import mock
 import numpy as np
 
 from debug_info import read_debug_info
-from diffing_programs import SUITES, below
+from diffing_programs import SUITES
 from function_truth import INLINED, FunctionTruth, function_truth
 from program_pairs import Made
-from programs import PROGRAMS, Failed, release
+from programs import PROGRAMS, Failed, below, release
 from similarity_programs import build, sources
 from similarity_projects import PROJECTS, Project
 from tokmill.store.schema import Array

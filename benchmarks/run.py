@@ -77,7 +77,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "masked": ("Masked language modelling", masked_head.main),
         "schedules": (
             "Schedules: PPO beside searches",
-            lambda: schedules.main(cache, kernelbench=True),
+            lambda: schedules.main(cache),
         ),
         "policies": ("Embeddings of schedule policies", policies.main),
         "tuning": (

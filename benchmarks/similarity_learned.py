@@ -110,7 +110,7 @@ def learn_weights(folder: Path, graphs: Path, place: Path) -> str:
     for name, weights in found.calls.items():
         setattr(learned_weights, name, weights)
     parts: dict[str, Any] = {**parts_of(functions), **vector_parts(functions, vectors)}
-    fitted = fit(cosines(parts, sides, 0, queries=QUERIES, negatives=NEGATIVES))
+    fitted = fit(cosines(parts, sides, queries=QUERIES, negatives=NEGATIVES))
     with_facts = dict(zip(parts, fitted.tolist(), strict=True))
     return text_of(found, with_facts, f"# {len(store):,} functions of {store.fingerprint[:16]}.")
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffing_programs import SOURCES, below
-from programs import Source
+from diffing_programs import SOURCES
+from programs import Source, below
 
 COMMON = """\
 #define HAVE_STDINT_H 1

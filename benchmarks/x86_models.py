@@ -159,11 +159,11 @@ def size(run: Path) -> float:
     return sum(weight.size for weight in weights) / 1e6
 
 
-def trained(train: Path, val: Path, folder: Path, steps: int) -> list[Curve]:
+def trained(train: Path, val: Path, folder: Path) -> list[Curve]:
     """Train the three, one after the other."""
     folder.mkdir(parents=True, exist_ok=True)
     ours, formula, decoder = (folder / name for name in ("rwkv7", "formula", "decoder"))
-    cpu = learned(train, val, ours, steps, decoder=False)
+    cpu = learned(train, val, ours, STEPS, decoder=False)
     own = curve("RWKV-7", ours, cpu, size(ours))
     peer = spent(formula, [sys.executable, HERE / "x86_formula.py", ours, formula])
     short, long = (learned(train, val, folder / f"trial-{n}", n, decoder=True) for n in TRIALS)
@@ -197,9 +197,9 @@ def draw(curves: list[Curve]) -> None:
         write_file(IMAGES / f"{name}.svg", render(drawn(curves, unit), "svg"))
 
 
-def main(cache: Path, steps: int = STEPS) -> list[str]:
+def main(cache: Path) -> list[str]:
     train, val = stores(cache)
-    curves = trained(train, val, cache / "x86-models-runs", steps)
+    curves = trained(train, val, cache / "x86-models-runs")
     draw(curves)
     own, formula, decoder = curves
     apart = {step: own.losses[step] - formula.losses[step] for step in own.losses}
@@ -223,7 +223,7 @@ def main(cache: Path, steps: int = STEPS) -> list[str]:
         f"{max(map(abs, apart.values())):.4f} at any evaluation.",
         "",
         f"{PROGRAMS:,} programs of this machine below {LARGEST // 1000} KB, different functions: "
-        f"{seen}. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {steps:,} steps of "
+        f"{seen}. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {STEPS:,} steps of "
         "16 rows of 256 positions in float32 and one thread; the decoder has the same layers and "
         "width. Rows, their order and, but for the decoder, the first weights are equal. The loss "
         f"is the sum over six columns, on {LONGER['run.eval_rows']} rows of programs that are not "
@@ -244,4 +244,4 @@ def main(cache: Path, steps: int = STEPS) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(main(Path(sys.argv[1]), *map(int, sys.argv[2:]))))
+    print("\n".join(main(Path(sys.argv[1]))))

@@ -104,10 +104,7 @@ def main(settings: dict[str, Any]) -> None:
     )
     trainer.train()
     trainer.save_model()
-    answer: dict[str, Any] = {
-        "times": clock.times,
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-    }
+    answer: dict[str, Any] = {"times": clock.times}
     if settings["val"]:
         answer["loss"] = held_out_loss(model, Windows(settings["val"], length))
     Path(settings["out"]).write_text(json.dumps(answer))

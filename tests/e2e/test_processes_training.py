@@ -185,7 +185,10 @@ def test_a_folder_that_is_not_shared_is_told_before_the_first_step(
             found.append(process)
         return found
 
-    both = [process.communicate(timeout=PATIENCE)[1] for process in nodes(tmp_path / "a", tmp_path / "b")]
+    both = [
+        process.communicate(timeout=PATIENCE)[1]
+        for process in nodes(tmp_path / "a", tmp_path / "b")
+    ]
     told = "".join(both)
     assert [process.returncode for process in training.started] == [1, 1], told
     assert "not shared: 1 of 2 processes do not see what process 0 writes" in told
@@ -194,7 +197,8 @@ def test_a_folder_that_is_not_shared_is_told_before_the_first_step(
         main(["train", "-o", str(tmp_path / "a"), str(store), "--steps", "4", "-q", *sets])
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     copied = [
-        process.communicate(timeout=PATIENCE)[1] for process in nodes(tmp_path / "a", tmp_path / "b")
+        process.communicate(timeout=PATIENCE)[1]
+        for process in nodes(tmp_path / "a", tmp_path / "b")
     ]
     assert "is not shared" in "".join(copied)
 
