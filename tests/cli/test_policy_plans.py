@@ -1,7 +1,5 @@
 """What `tokmill rl train` says of a policy: with `--dry-run`, and when a training begins."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

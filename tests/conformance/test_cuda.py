@@ -1,7 +1,5 @@
 """Every task on a GPU: the losses of the CPU, resumes that are exact, and what is made of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

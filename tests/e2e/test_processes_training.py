@@ -1,7 +1,5 @@
 """`tokmill train --processes 2` as a user meets it: real processes through torchrun."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

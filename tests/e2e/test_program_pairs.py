@@ -1,7 +1,5 @@
 """`make pairs`: programs are compiled, stripped and paired; what is there is kept."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is said of long work, and of numbers."""
 
-from __future__ import annotations
-
 import io
 import threading
 
