@@ -70,13 +70,13 @@ def main(cache: Path, peers_python: str, megabytes: int, rounds: int, slow: bool
     )
     fast = ours("tokmill, gigatoken, --workers 0", "--workers", "0")
     two = ours("tokmill, gigatoken, --workers 2", "--workers", "2")
-    one = ours("tokmill, gigatoken, --workers 1", "--workers", "1")
+    usual = ours("tokmill, gigatoken, without --workers")
     run_once(script)
     for contestant in (fast, two):
         run_once(contestant)
         if not same_ids(store, cache / "g"):
             raise SystemExit(f"{contestant.name}: other ids than the script; no figure")
-    contestants = [script, fast, one, two] if megabytes >= 400 else [script, fast]
+    contestants = [script, fast, usual, two] if megabytes >= 400 else [script, fast]
     for contestant in contestants:
         contestant.seconds.clear()
         contestant.peak.clear()
