@@ -1,7 +1,5 @@
 """Training a byte-level BPE, whole process with writing, beside `tokenizers`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -11,7 +9,6 @@ PEERS = Path(__file__).parent / "peers"
 
 
 def main(cache: Path, peers_python: str, megabytes: int, vocab: int, rounds: int) -> list[str]:
-    """Compare; return the section for RESULTS.md."""
     source = cache / f"text-{megabytes}.jsonl"
     mine, theirs = cache / "tokenizer.json", cache / "tokenizer-hf.json"
     ours = Contestant(

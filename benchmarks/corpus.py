@@ -4,8 +4,6 @@ No prose of this size comes in a package, so this is what it is: Python and C so
 documentation. Files are taken in the order of their digests, each once, until the size is reached.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys
@@ -40,7 +38,6 @@ def documents() -> list[tuple[str, str]]:
 
 
 def main(folder: Path, megabytes: list[int]) -> None:
-    """Write `text-N.jsonl` for each size."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [size for size in megabytes if not (folder / f"text-{size}.jsonl").exists()]
     if not wanted:

@@ -4,8 +4,6 @@ DWARF 2 to 5: functions are the entries `DW_TAG_subprogram` (section 3.3 of the 
 trusted: they are what the benchmarks built.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections import Counter
@@ -127,7 +125,6 @@ def names_of(info: DebugInfo) -> dict[int, str]:
 
 
 def _symbols(elf: Any) -> dict[int, list[str]]:
-    """Return the names of functions by address."""
     table = elf.get_section_by_name(".symtab")
     found: dict[int, list[str]] = {}
     for one in table.iter_symbols() if isinstance(table, SymbolTableSection) else ():

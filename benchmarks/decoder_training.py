@@ -7,8 +7,6 @@ same held-out tokens.
     python benchmarks/decoder_training.py CACHE
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 import subprocess
@@ -95,7 +93,6 @@ def ours(folder: Path, setting: Setting, val: bool) -> Contestant:
 
 
 def theirs(folder: Path, setting: Setting, val: bool) -> Contestant:
-    """Return transformers' Trainer on a GPT-2 of the same size."""
     more = {
         "train": str(folder / "train.bin"),
         "val": str(folder / "val.bin") if val else "",
@@ -133,7 +130,6 @@ def their_rate(folder: Path, setting: Setting) -> float:
 
 
 def speed(folder: Path, setting: Setting, rounds: int) -> list[str]:
-    """Compare times and memory; return Markdown rows."""
     pair = [
         (ours(folder, setting, val=False), our_rate),
         (theirs(folder, setting, val=False), their_rate),
@@ -154,7 +150,6 @@ def speed(folder: Path, setting: Setting, rounds: int) -> list[str]:
 
 
 def losses(folder: Path, setting: Setting) -> tuple[list[float], list[float]]:
-    """Return the loss on the held-out tokens after equal steps, of each seed, of both."""
     mine, peer = [], []
     for seed in SEEDS:
         seeded = replace(setting, seed=seed)
@@ -167,7 +162,6 @@ def losses(folder: Path, setting: Setting) -> tuple[list[float], list[float]]:
 
 
 def main(cache: Path, rounds: int = 2) -> list[str]:
-    """Measure; return the section for RESULTS.md."""
     setting = Setting()
     held_out = HELD_OUT * setting.length
     folder = tokens(cache, held_out + 1)

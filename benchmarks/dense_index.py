@@ -5,8 +5,6 @@ Needs faiss-cpu. Both use one thread and answer one query at a time, as `similar
     OMP_NUM_THREADS=1 python benchmarks/dense_index.py CACHE
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from measure import markdown
 from tokmill import build
 from tokmill.similarity.index import Index, write_index
 from tokmill.store.store import Store
@@ -37,7 +36,6 @@ def index_of(cache: Path) -> Index:
 
 
 def main(cache: Path) -> None:
-    """Measure; print a Markdown table."""
     faiss: Any = __import__("faiss")
     index = index_of(cache)
     peer = faiss.IndexFlatIP(WIDTH)
@@ -54,10 +52,9 @@ def main(cache: Path) -> None:
         np.testing.assert_allclose(cosines, scores[0], atol=1e-5)
         assert set(ours) == set(rows[0]), "a tie, or another answer"
     first = statistics.median(times["faiss IndexFlatIP"])
-    print("| program | ms a query | / first |\n|---|---|---|")
-    for name, each in times.items():
-        middle = statistics.median(each)
-        print(f"| {name} | {middle * 1000:.1f} | {middle / first:.2f} |")
+    middles = {name: statistics.median(each) for name, each in times.items()}
+    rows = [[name, f"{m * 1000:.1f}", f"{m / first:.2f}"] for name, m in middles.items()]
+    print("\n".join(markdown(["program", "ms a query", "/ first"], rows)))
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ functions are hidden from it: with them it is no better (docs/log/2026-11-27-twi
     python benchmarks/diff_evidence.py CACHE NET.npy [--seed 0 1]
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
@@ -70,7 +68,6 @@ class Gathering(match_functions._Matcher):
 
 
 def looks(case: Case) -> Iterator[Look]:
-    """Yield what the matcher sees of a pair of programs."""
     given = case.arguments[-1]
     if case.pair.kind.startswith(tuple(EQUAL)):
         # Else only short functions would be learned from.
@@ -113,7 +110,6 @@ def loss_of(torch: Any, layer: Any, look: Look) -> tuple[Any, int]:
 
 
 def learn(train: Sequence[Look], stop: Sequence[Look], seed: int) -> Array:
-    """Return the table of a layer."""
     import torch
 
     torch.manual_seed(seed)

@@ -5,8 +5,6 @@ It also prints how many matches are right by their confidence; given pairs do no
 python benchmarks/diff_evidence_figures.py CACHE NET.npy …
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys

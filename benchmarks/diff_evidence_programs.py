@@ -5,8 +5,6 @@ CACHE/similarity as `similarity_programs.py` has them, and what is there is kept
 matcher is given of a pair, in CACHE/evidence.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -17,10 +15,10 @@ from unittest import mock
 import numpy as np
 
 from debug_info import read_debug_info
-from diffing_programs import SUITES, below
+from diffing_programs import SUITES
 from function_truth import INLINED, FunctionTruth, function_truth
 from program_pairs import Made
-from programs import PROGRAMS, Failed, release
+from programs import PROGRAMS, Failed, below, release
 from similarity_programs import build, sources
 from similarity_projects import PROJECTS, Project
 from tokmill.store.schema import Array

@@ -7,8 +7,6 @@ gcc and clang at several levels, in pairs that differ in one way (`pairs_of`). P
 the pairs, their functions, and how many are said to have changed, or have no partner.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import subprocess
@@ -65,7 +63,6 @@ def linked(out: Path, flags: str, objects: list[Path], *more: str) -> Path:
 
 
 def pairs_of(source: Path, flags: str, top: Path) -> dict[str, tuple[Path, Path]]:
-    """Return way → two programs of one source."""
     flags = f"{flags} -I{source.parent.resolve()}"
     first, second = top / "one", top / "another/place"
     for folder in (first, second):
@@ -92,14 +89,12 @@ def pairs_of(source: Path, flags: str, top: Path) -> dict[str, tuple[Path, Path]
 
 
 def stripped(path: Path) -> Path:
-    """Return a copy without symbols."""
     out = path.with_name(f"{path.name}-stripped")
     run("strip", "-o", out, path)
     return out
 
 
 def main() -> None:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sources", nargs="+", type=Path)
     parser.add_argument("--each", type=int, default=12, help="most files of each folder")

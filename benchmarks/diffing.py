@@ -8,8 +8,6 @@ stopped goes on. qbindiff is killed with it.
     python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--kind KIND] [PROGRAM …]
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import hashlib
@@ -24,7 +22,7 @@ import msgspec
 import numpy as np
 
 import diffing_programs as programs
-from binexport import binexport
+from binexport_file import binexport
 from debug_info import read_debug_info
 from diffing_table import NO_ADDRESSES, THEIRS, Result, details, means, table
 from function_truth import function_truth, judge_functions
@@ -138,7 +136,6 @@ class Bench:
 
 
 def digest(path: Path) -> str:
-    """Return the begin of the SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
@@ -248,7 +245,6 @@ def shapes(graph: Graph) -> Array:
 
 
 def assigned(similarity: Array) -> Pairs:
-    """Return the assignment with the largest sum."""
     from scipy.optimize import linear_sum_assignment
 
     found: Pairs = linear_sum_assignment(similarity, maximize=True)
@@ -263,7 +259,6 @@ def main(
     kinds: Sequence[str] = (),
     defaults: bool = False,
 ) -> list[str]:
-    """Build, measure; return the section for RESULTS.md."""
     made = programs.make(cache, names, kinds)
     peers: dict[str, tuple[str, ...]] = {THEIRS: ()}
     if not defaults:

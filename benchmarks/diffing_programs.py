@@ -6,28 +6,18 @@ is built by its own Makefile. Below CACHE/diffing lie `programs/NAME` (stripped:
 name).
 """
 
-from __future__ import annotations
-
 import random
 import shutil
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from programs import PROGRAMS, Failed, Source, fetch, release, run, strip
+from programs import PROGRAMS, Failed, Source, below, command_of, fetch, release, run, strip
 
 SEED = 1
 SUITES = {"bullseye": "bookworm", "bookworm": "trixie", "trixie": "forky"}
 """Debian's release → the next one, whose version is the newer one of a pair."""
-
-
-def below(*patterns: str, but: str = "") -> Callable[[Path], list[Path]]:
-    def files(tree: Path) -> list[Path]:
-        found = [path for pattern in patterns for path in tree.glob(pattern)]
-        return [path for path in found if path.name not in but.split()]
-
-    return files
 
 
 MORE = {
@@ -127,13 +117,9 @@ def build(
             objects = _compiled(source, tree, own, compiler, level)
             if shuffled:
                 random.Random(SEED).shuffle(objects)
-            run(_command(source, compiler), "-o", part, *objects, *source.libraries)
+            run(command_of(compiler, source.language), "-o", part, *objects, *source.libraries)
         part.rename(out)
     return Built(made, strip(out, bare), out, tree)
-
-
-def _command(source: Source, compiler: str) -> str:
-    return {"gcc": "g++", "clang": "clang++"}[compiler] if source.language == "C++" else compiler
 
 
 def _compiled(source: Source, tree: Path, folder: Path, compiler: str, level: str) -> list[Path]:
@@ -145,7 +131,7 @@ def _compiled(source: Source, tree: Path, folder: Path, compiler: str, level: st
         out = folder / f"{number}-{path.stem}.o"
         if not out.exists():
             part = out.with_suffix(".new")
-            command = (_command(source, compiler), f"-{level}", "-g", "-w", *flags)
+            command = (command_of(compiler, source.language), f"-{level}", "-g", "-w", *flags)
             run(*command, "-c", "-o", part, path)
             part.rename(out)
         objects.append(out)

@@ -10,8 +10,6 @@ functions are the same; nothing else sees them.
 Each pair is compared in a process of its own, from graph files, several times (the large one once).
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import json
@@ -193,7 +191,6 @@ def row(
 
 
 def main(cache: Path, large: bool) -> list[str]:
-    """Measure; return the table."""
     head = [
         "pair", "functions", "blocks", "seconds", "CPU seconds", "reading the files, seconds",
         "peak MiB", "F1 of functions",

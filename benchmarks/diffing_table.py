@@ -1,7 +1,5 @@
 """What `diffing.py` measures of a pair, and the tables that it makes of all pairs."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -34,7 +32,6 @@ class Result:
 
 
 def table(results: Sequence[Result], names: Sequence[str]) -> list[str]:
-    """Return F1 of functions a pair."""
     rows = []
     for one in results:
         absent = {name: "no answer" if name in one.failed else "–" for name in names}

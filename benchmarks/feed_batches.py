@@ -4,8 +4,6 @@ Every contestant makes x and y, int64, 32 rows of 1,024 tokens. tokmill makes th
 token's document and its place in it besides. The gate: rows hold the tokens of the flat file.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -66,7 +64,6 @@ def make_task(store: Store, rows: str) -> Task:
 
 
 def loader(store: Store, rows: str) -> Callable[[int], Any]:
-    """Return what makes the tensors of a step."""
     task = make_task(store, rows)
     feed = Feed(task.rows(store), ROWS, columns=["token"])
     return lambda step: to_tensors(task.prepare(feed.batch(step)), CPU)
@@ -120,7 +117,6 @@ def child(*command: str) -> Callable[[int], float]:
 
 
 def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
-    """Compare loaders."""
     place, flat = files(cache)
     store = Store(place)
     verify(store, flat)
@@ -171,7 +167,6 @@ def resume(place: str, kind: str) -> float:
 
 
 def main(cache: Path, peers_python: str, rounds: int = 5) -> list[str]:
-    """Measure; return the section for RESULTS.md."""
     store = Store(files(cache)[0])
     return [
         f"{store.tokens / 1e6:,.0f} million tokens in {store.records:,} documents and "

@@ -3,8 +3,6 @@
 The gate: ids equal to the peer's, document by document, before anything is timed.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -20,7 +18,6 @@ PEERS = HERE / "peers"
 
 
 def remove(path: Path) -> None:
-    """Remove a file or folder."""
     if path.is_dir():
         shutil.rmtree(path)
     path.unlink(missing_ok=True)
@@ -56,7 +53,6 @@ def same_ids(store: Path, flat: Path) -> bool:
 
 
 def main(cache: Path, peers_python: str, megabytes: int, rounds: int, slow: bool) -> list[str]:
-    """Compare; return the section for RESULTS.md."""
     source = cache / f"text-{megabytes}.jsonl"
     tokenizer, store = cache / "tokenizer.json", cache / "store"
     size = source.stat().st_size / 1e6
@@ -74,13 +70,13 @@ def main(cache: Path, peers_python: str, megabytes: int, rounds: int, slow: bool
     )
     fast = ours("tokmill, gigatoken, --workers 0", "--workers", "0")
     two = ours("tokmill, gigatoken, --workers 2", "--workers", "2")
-    one = ours("tokmill, gigatoken, --workers 1", "--workers", "1")
+    usual = ours("tokmill, gigatoken, without --workers")
     run_once(script)
     for contestant in (fast, two):
         run_once(contestant)
         if not same_ids(store, cache / "g"):
             raise SystemExit(f"{contestant.name}: other ids than the script; no figure")
-    contestants = [script, fast, one, two] if megabytes >= 400 else [script, fast]
+    contestants = [script, fast, usual, two] if megabytes >= 400 else [script, fast]
     for contestant in contestants:
         contestant.seconds.clear()
         contestant.peak.clear()
@@ -108,7 +104,6 @@ def main(cache: Path, peers_python: str, megabytes: int, rounds: int, slow: bool
 
 
 def tokbin(cache: Path, python: str, source: Path, tokenizer: Path) -> Contestant:
-    """Return tokbin's own command line."""
     folder = cache / "tokbin"
     lines = folder / "in"
 
@@ -126,7 +121,6 @@ def tokbin(cache: Path, python: str, source: Path, tokenizer: Path) -> Contestan
 
 
 def parquet(cache: Path, megabytes: int, rounds: int) -> list[str]:
-    """Compare Parquet with JSON Lines of the same records."""
     source, tokenizer = cache / f"text-{megabytes}.jsonl", cache / "tokenizer.json"
     table_path, store = cache / f"text-{megabytes}.parquet", cache / "store"
     if not table_path.exists():

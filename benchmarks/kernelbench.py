@@ -7,8 +7,6 @@ at most 50 ms. What has no generator is left out: triangular and transposed prod
 losses, three dimensions, dilation.
 """
 
-from __future__ import annotations
-
 LEVEL_1: dict[str, str] = {
     "1 square matrix multiplication": "matmul 256 256 256",
     "2 standard matrix multiplication": "matmul 128 256 512",

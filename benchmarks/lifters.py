@@ -1,7 +1,5 @@
 """The contestants of `lifting.py`: how each runs on a program; what it found is kept as JSON."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys
@@ -86,7 +84,6 @@ class Bench:
 
 
 def timed(*command: str) -> Found:
-    """Run a script that prints what it found."""
     started = time.perf_counter()
     done = subprocess.run(command, capture_output=True, check=False)
     whole = time.perf_counter() - started

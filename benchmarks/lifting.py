@@ -9,8 +9,6 @@ digest of the program.
 With `--reuse` what is kept is not made again: not for times.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -98,7 +96,6 @@ def _cell(found: Sequence[Score | None]) -> str:
 
 
 def code_size(path: Path) -> int:
-    """Return the bytes of code of a program."""
     return sum(len(one.data) for one in open_program(path).sections if one.execute)
 
 
@@ -136,7 +133,6 @@ def speed(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
 
 
 def main(cache: Path, peers_python: str, *, reuse: bool = False) -> list[str]:
-    """Measure; return the section for RESULTS.md."""
     made = programs.main(cache)
     bench = Bench(cache / "lifting", peers_python, reuse)
     cases = made.cases

@@ -10,8 +10,6 @@ prediction of transformers' ModernBERT does. The gate is the loss: all have to h
 Times are taken in turns, peaks in processes of their own.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -74,7 +72,6 @@ def learner() -> tuple[Encoder, Heads]:
 
 
 def ours(way: str) -> Step:
-    """Return a step of one of our ways."""
     (model, heads), (ids, targets) = learner(), rows()
     columns = {"token": ids, "segment": torch.zeros_like(ids)}
     place = torch.arange(LENGTH).expand_as(ids)
@@ -152,7 +149,6 @@ def theirs(sparse: bool) -> Step:
 
 
 def zero(module: nn.Module) -> None:
-    """Forget the gradients, as an optimiser does."""
     module.zero_grad(set_to_none=True)
 
 
@@ -179,7 +175,6 @@ def peak(way: str) -> int:
 
 
 def main(rounds: int = 8) -> list[str]:
-    """Measure; return the section for RESULTS.md."""
     steps = {way: step_of(way) for way in WAYS}
     losses = {way: float(step()) for way, step in steps.items()}
     for way, loss in losses.items():

@@ -4,8 +4,6 @@ The contestants take turns, so that a slow minute of the machine hits all of the
 rounds is reported. A contestant without an equal result has no figure.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -35,7 +33,6 @@ class Contestant:
 
     @property
     def best(self) -> float:
-        """Best wall time in seconds."""
         return min(self.seconds)
 
     @property
@@ -97,14 +94,12 @@ def _status(pid: int, name: str) -> int:
 
 
 def interleave(contestants: Sequence[Contestant], rounds: int) -> None:
-    """Run all contestants in turns."""
     for _ in range(rounds):
         for contestant in contestants:
             run_once(contestant)
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table."""
     lines = [f"| {' | '.join(row)} |" for row in (head, *rows)]
     return [lines[0], "|" + "---|" * len(head), *lines[1:]]
 

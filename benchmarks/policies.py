@@ -10,8 +10,6 @@ Contestants take turns, and the best round counts. Times are CPU times of one th
 policy schedules are compiled and measured.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any
@@ -107,7 +105,6 @@ def peer_of(embedding: DistilBert, given: dict[str, Tensor]) -> Callable[[], Ten
 
 
 def main() -> list[str]:
-    """Return the lines of the table."""
     torch.manual_seed(0)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -157,7 +154,6 @@ def learning(call: Callable[[], Tensor]) -> None:
 def times(
     calls: dict[str, Callable[[], Tensor]], run: Callable[[Callable[[], Tensor]], None]
 ) -> dict[str, float]:
-    """Return the best time of each call; they take turns."""
     best = dict.fromkeys(calls, np.inf)
     for _ in range(ROUNDS):
         for name, call in calls.items():

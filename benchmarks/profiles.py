@@ -11,10 +11,8 @@ profile --measured`). Below CACHE/profiles lie
 
 Programs that were profiled are kept, so the same command goes on where it was stopped.
 
-    python benchmarks/profiles.py CACHE [--scale 0.3] [--runs 25] [--only gzip …]
+    python benchmarks/profiles.py CACHE [--scale 0.3]
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -153,7 +151,6 @@ MAWK_END = "END { for (w in c) m += c[w] * length(w); print n, m, length(s) }"
 
 
 def commands(inputs: Inputs) -> dict[str, Callable[[], list[str]]]:
-    """Return program → what makes its inputs and returns its command."""
     text, times = inputs.text, inputs.times
 
     def repository() -> str:
@@ -215,8 +212,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("cache", type=Path)
     options.add_argument("--scale", type=float, default=SCALE, help="size of the inputs")
-    options.add_argument("--runs", type=int, default=25, help="timed runs of each program")
-    options.add_argument("--only", nargs="*", default=[], help="programs")
     asked = options.parse_args()
     folder = asked.cache / "profiles"
     inputs = Inputs(folder / "inputs", asked.scale)
@@ -230,9 +225,9 @@ def main() -> None:
         options.error(f"{folder} has programs at scale {before['scale']}: remove it, or --scale it")
     left_out: dict[str, str] = before.get("left_out", {})
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-    how = Asked(measured=True, intervals=300, runs=asked.runs)
+    how = Asked(measured=True, intervals=300, runs=25)
     table = commands(inputs)
-    for name in asked.only or table:
+    for name in table:
         if (folder / f"{name}.intervals.csv").exists():
             continue
         began = time.monotonic()

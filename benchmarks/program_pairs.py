@@ -12,10 +12,8 @@ CACHE/pairs lie
 
 What was made is kept, so the same command goes on. What cannot be fetched or built is named.
 
-    python benchmarks/program_pairs.py CACHE [--small | --package NAME --level O0 …]
+    python benchmarks/program_pairs.py CACHE [--small]
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -63,7 +61,6 @@ class Made:
         (self.folder / "built.json").write_text(json.dumps(facts, indent=1) + "\n")
 
     def programs(self) -> list[str]:
-        """Return the names of all stripped programs."""
         root = self.folder / "programs"
         return sorted(p.relative_to(root).as_posix() for p in root.glob("*/*/*") if p.is_file())
 
@@ -102,7 +99,7 @@ def trees(package: str, made: Made, versions: int) -> Iterator[Tree]:
         made.left_out += problems
 
 
-def build(tree: Tree, compiler: str, levels: Sequence[str], made: Made, jobs: int) -> None:
+def build(tree: Tree, compiler: str, levels: Sequence[str], made: Made) -> None:
     """Compile all programs of a tree with one compiler at the levels that are missing."""
     missing = [level for level in levels if not done(tree, compiler, level, made).exists()]
     if not missing:
@@ -118,7 +115,7 @@ def build(tree: Tree, compiler: str, levels: Sequence[str], made: Made, jobs: in
         return
     for level in missing:
         try:
-            _compile(tree, compiler, level, work, made, jobs)
+            _compile(tree, compiler, level, work, made)
         except Failed as error:
             made.left_out.append(f"{tree.name} with {compiler} at {level}: {error}")
     shutil.rmtree(work)
@@ -144,7 +141,7 @@ def _configure(tree: Tree, compiler: str, work: Path, made: Made) -> None:
     (work / ".configured").touch()
 
 
-def _compile(tree: Tree, compiler: str, level: str, work: Path, made: Made, jobs: int) -> None:
+def _compile(tree: Tree, compiler: str, level: str, work: Path, made: Made) -> None:
     # Debug information names the sources by their place below `sources`.
     flags = f"-g -{level} -w -ffile-prefix-map={work.resolve()}={tree.name}"
     if tree.project == SMALL:
@@ -152,6 +149,7 @@ def _compile(tree: Tree, compiler: str, level: str, work: Path, made: Made, jobs
     else:
         run("make", "clean", cwd=work)
         # Manuals and tests may want tools that are not there; the programs are looked for below.
+        jobs = len(os.sched_getaffinity(0))
         subprocess.run(
             ["make", "-k", f"-j{jobs}", f"CFLAGS={flags}", "MAKEINFO=true", "HELP2MAN=true"],
             cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False,
@@ -188,7 +186,6 @@ def _compile_small(compiler: str, flags: str, work: Path) -> list[Path]:
 
 
 def _folders(work: Path) -> list[Path]:
-    """Return the folders in which packages put their programs."""
     return [path for name in ("src", "find", "xargs", "locate") if (path := work / name).is_dir()]
 
 
@@ -224,7 +221,6 @@ def _by_number(version: str) -> list[int]:
 
 
 def compilers(names: Sequence[str]) -> dict[str, str]:
-    """Return what each compiler that is there calls itself."""
     found = {}
     for compiler in names:
         if shutil.which(compiler):
@@ -237,21 +233,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
     parser.add_argument("--small", action="store_true", help=f"{SMALL} alone, in seconds")
-    parser.add_argument("--package", action="append", choices=PACKAGES)
-    parser.add_argument("--compiler", action="append", choices=COMPILERS)
-    parser.add_argument("--level", action="append", choices=(*LEVELS, "Os"))
-    parser.add_argument("--versions", type=int, default=2)
-    parser.add_argument("-j", "--jobs", type=int, default=len(os.sched_getaffinity(0)))
     chosen = parser.parse_args(arguments)
     folder = chosen.cache.resolve() / ("pairs-small" if chosen.small else "pairs")
     made = Made(folder)
     made.folder.mkdir(parents=True, exist_ok=True)
-    packages = [SMALL] if chosen.small else chosen.package or PACKAGES
-    versions = 1 if chosen.small else chosen.versions
+    packages, versions = ([SMALL], 1) if chosen.small else (PACKAGES, 2)
     for package in packages:
         for tree in trees(package, made, versions):
-            for compiler in chosen.compiler or COMPILERS:
-                build(tree, compiler, chosen.level or LEVELS, made, chosen.jobs)
+            for compiler in COMPILERS:
+                build(tree, compiler, LEVELS, made)
     return report(made)
 
 

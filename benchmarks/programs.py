@@ -5,8 +5,6 @@ list of its own (no root, the lists of the system stay as they are). What cannot
 is left out and named.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re
@@ -27,6 +25,7 @@ Suites: {release}
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 """
+PLUS = {"gcc": "g++", "clang": "clang++"}
 LEVELS = ("O0", "O1", "O2", "O3", "Os")
 JUNK = 32
 """Random bytes between two functions: 1 to so many."""
@@ -87,12 +86,12 @@ def _bzip2(tree: Path) -> list[Path]:
     return [tree / f"{name}.c" for name in names.split()]
 
 
-def _zlib(tree: Path) -> list[Path]:
-    return [*tree.glob("*.c"), tree / "test/minigzip.c"]
+def below(*patterns: str, but: str = "") -> Callable[[Path], list[Path]]:
+    def files(tree: Path) -> list[Path]:
+        found = [path for pattern in patterns for path in tree.glob(pattern)]
+        return [path for path in found if path.name not in but.split()]
 
-
-def _lua(tree: Path) -> list[Path]:
-    return [path for path in (tree / "src").glob("*.c") if path.name != "luac.c"]
+    return files
 
 
 def _ninja(tree: Path) -> list[Path]:
@@ -100,15 +99,15 @@ def _ninja(tree: Path) -> list[Path]:
     return [path for path in (tree / "src").glob("*.cc") if not others.search(path.name)]
 
 
-def _sqlite(tree: Path) -> list[Path]:
-    return [tree / "sqlite3.c", tree / "shell.c"]
-
-
 PROGRAMS = {
     "bzip2": Source("bzip2", _bzip2),
-    "zlib": Source("zlib", _zlib, ("-DHAVE_UNISTD_H", "-D_LARGEFILE64_SOURCE=1", "-I{tree}")),
-    "lua": Source("lua5.4", _lua, ("-DLUA_USE_LINUX",), ("-lm", "-ldl")),
-    "sqlite": Source("sqlite3", _sqlite, (), ("-lm", "-ldl", "-lpthread")),
+    "zlib": Source(
+        "zlib",
+        below("*.c", "test/minigzip.c"),
+        ("-DHAVE_UNISTD_H", "-D_LARGEFILE64_SOURCE=1", "-I{tree}"),
+    ),
+    "lua": Source("lua5.4", below("src/*.c", but="luac.c"), ("-DLUA_USE_LINUX",), ("-lm", "-ldl")),
+    "sqlite": Source("sqlite3", below("sqlite3.c", "shell.c"), (), ("-lm", "-ldl", "-lpthread")),
     "ninja": Source("ninja-build", _ninja, ("-std=c++11",), ("-lpthread",), "C++"),
 }
 MINGW = {"zlib": ("-I{tree}",), "lua": ()}
@@ -161,7 +160,6 @@ def run(*command: str | Path, cwd: Path | None = None, log: Path | None = None, 
 
 
 def release() -> str:
-    """Return Debian's name for this release."""
     for line in Path(RELEASE).read_text().splitlines():
         if line.startswith("VERSION_CODENAME="):
             return line.partition("=")[2].strip('"')
@@ -228,13 +226,20 @@ def add_junk(assembler: str, seed: str) -> str:
     return FUNCTION.sub(before, assembler)
 
 
+def command_of(compiler: str, language: str) -> str:
+    """Return the command that compiles a language; an older compiler has its version behind."""
+    if language == "C":
+        return compiler
+    family, dash, version = compiler.partition("-")
+    return f"{PLUS[family]}{dash}{version}"
+
+
 def build(out: Path, source: Source, tree: Path, kind: str, compiler: str, level: str) -> None:
     """Compile one program with debug information."""
     if compiler == "mingw":
         command, flags, libraries = "x86_64-w64-mingw32-gcc", MINGW[out.name.split("-")[0]], ()
     else:
-        plus = {"gcc": "g++", "clang": "clang++"}
-        command = plus[compiler] if source.language == "C++" else compiler
+        command = command_of(compiler, source.language)
         flags, libraries = source.flags, source.libraries
     words = [f"-{level}", "-g", "-w", *(flag.format(tree=tree) for flag in flags)]
     files = sorted(source.files(tree))

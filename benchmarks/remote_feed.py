@@ -7,8 +7,6 @@ by address begins with an empty cache. Server, proxy and feed share the machine:
     python benchmarks/remote_feed.py FOLDER [--megabytes 400] [--steps 400]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -49,7 +47,6 @@ def lines(size: int, seed: int) -> Iterator[str]:
 
 
 def make_store(folder: Path, megabytes: int) -> tokmill.Store:
-    """Build the corpus of `SHARDS` shards of equal sizes, unless it is there."""
     names = ending_names(SHARDS)
     for number, name in enumerate(names):
         path = folder / "texts" / name

@@ -1,7 +1,5 @@
 """`make bench`: every figure of this project, measured here and now, into benchmarks/RESULTS.md."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sys
@@ -29,7 +27,6 @@ HERE = Path(__file__).parent
 
 
 def machine() -> str:
-    """Describe the machine in a line."""
     model = "unknown processor"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -80,7 +77,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         "masked": ("Masked language modelling", masked_head.main),
         "schedules": (
             "Schedules: PPO beside searches",
-            lambda: schedules.main(cache, kernelbench=True),
+            lambda: schedules.main(cache),
         ),
         "policies": ("Embeddings of schedule policies", policies.main),
         "tuning": (

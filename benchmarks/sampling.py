@@ -6,8 +6,6 @@ greedily, and have to make the same ids: there is no figure without that.
     python benchmarks/sampling.py CACHE
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -71,8 +69,6 @@ def pair(folder: Path, model: dict[str, Any]) -> tuple[NextToken, Any]:
 
 
 def ours(task: NextToken) -> Generate:
-    """Return greedy sampling here."""
-
     def generate(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         rows = [Row(number, 0, {"token": ids}) for number, ids in enumerate(prompts)]
         sizes, ends = {"token": None}, {"token": ()}
@@ -127,7 +123,6 @@ def logits_after(task: NextToken, ids: list[int]) -> torch.Tensor:
 
 
 def main(cache: Path, rounds: int = 3) -> list[str]:
-    """Measure; return the section for RESULTS.md."""
     torch.manual_seed(0)
     prompts = [torch.randint(0, IDS, (size,)).tolist() for size in PROMPTS]
     lines = [

@@ -1,13 +1,11 @@
 """CPI of programs estimated from a few intervals: SimPoint, and what is newer.
 
-    python benchmarks/sampling_cpi.py DIR [POINTS] [DRAWS]
+    python benchmarks/sampling_cpi.py DIR
     python benchmarks/sampling_cpi.py made-up
 
 DIR holds what `tokmill bbv profile` writes: NAME.bb.gz and NAME.intervals.csv, a pair a program.
-DRAWS (1,000) samples judge `two-phase`, a fifth of them each of the others.
+`DRAWS` samples judge `two-phase`, a fifth of them each of the others.
 """
-
-from __future__ import annotations
 
 import sys
 from collections.abc import Callable
@@ -24,6 +22,7 @@ from tokmill.bbv.points.designs import Estimate, Random, Sample, expansion, two_
 from tokmill.bbv.points.executions import Population, as_matrix, population
 from tokmill.bbv.traces import cpi, read
 
+POINTS, DRAWS = 30, 1000
 OTHERS = 5
 """One of so many draws judges a method that is not the default."""
 SEEDS = 4
@@ -47,8 +46,8 @@ class Program(NamedTuple):
     name: str
     seen: dict[str, Population]
     """What is seen → the intervals, as far as that."""
-    cpi: dict[str, np.ndarray]
-    """Kind → of each interval of the populations."""
+    cpi: Floats
+    """Measured, of each interval of the populations."""
 
 
 def load(folder: Path) -> list[Program]:
@@ -68,11 +67,10 @@ def load(folder: Path) -> list[Program]:
             known &= ~np.isnan(values)
         matrix = matrix[known]
         rates = {rate: values[known] for rate, values in measures.rates.items()}
-        of_kind = {kind: values[known] for kind, values in measures.cpi.items()}
         misses = {rate: values for rate, values in rates.items() if rate != cpi.PAGE_FAULTS}
         seen = {BLIND: {}, MISSES: misses, ALL: rates}
         populations = {name: population(matrix, ids, some) for name, some in seen.items()}
-        found.append(Program(name, populations, of_kind))
+        found.append(Program(name, populations, measures.cpi["measured"][known]))
     return found
 
 
@@ -131,56 +129,42 @@ def resample(
     )
 
 
-def judged(
-    program: Program, kind: str, row: tuple[str, str, str], points: int, draws: int
-) -> Resampled:
+def judged(program: Program, row: tuple[str, str, str]) -> Resampled:
     """Return the errors of a method on a program."""
     _, method, seeing = row
     known = program.seen[seeing]
-    times = draws if method == SAMPLED and seeing != BLIND else draws // OTHERS
-    times = SEEDS if method == "simpoint" else max(times, 2)
-    count = min(points, len(known))
-    return resample(known, program.cpi[kind], METHODS[method], count, times)
+    times = DRAWS if method == SAMPLED and seeing != BLIND else DRAWS // OTHERS
+    times = SEEDS if method == "simpoint" else times
+    return resample(known, program.cpi, METHODS[method], min(POINTS, len(known)), times)
 
 
-def section(programs: list[Program], kind: str, points: int, draws: int) -> list[str]:
-    """Return the lines about one kind of CPI."""
-    having = [program for program in programs if kind in program.cpi]
-    if not having:
-        return []
+def section(programs: list[Program]) -> list[str]:
     table = []
     for row in ROWS:
-        found = [judged(program, kind, row, points, draws) for program in having]
+        found = [judged(program, row) for program in programs]
         means = np.asarray([one.mean for one in found])
         covers = np.asarray([one.coverage for one in found])
         known = np.isfinite(covers).all()
         cover = f"{covers.mean():.0%} ({covers.min():.0%})" if known else "–"
         table.append([row[0], f"{means.mean():.1%}", f"{means.max():.1%}", cover])
         print(*table[-1], file=sys.stderr, flush=True)
-    sizes = [len(program.seen[BLIND]) for program in having]
+    sizes = [len(program.seen[BLIND]) for program in programs]
     return [
-        f"**{kind.capitalize()} CPI**: {len(having)} programs of {min(sizes)} to {max(sizes)} "
-        f"intervals, {points} points, {draws:,} draws of two-phase with rates, "
-        f"{draws // OTHERS} of the others ({SEEDS} seeds of SimPoint). Errors are of the program's "
+        f"Measured CPI: {len(programs)} programs of {min(sizes)} to {max(sizes)} "
+        f"intervals, {POINTS} points, {DRAWS:,} draws of two-phase with rates, "
+        f"{DRAWS // OTHERS} of the others ({SEEDS} seeds of SimPoint). Errors are of the program's "
         "CPI; coverage is that of 95 % intervals.",
         "",
         *markdown(["method", "mean error", "largest program", "coverage (lowest program)"], table),
-        "",
     ]
 
 
-def main(folder: Path, points: int = 30, draws: int = 1000) -> list[str]:
-    """Return the lines of the section, measured and modelled CPI apart."""
+def main(folder: Path) -> list[str]:
+    """Return the lines of the section."""
     programs = load(folder)
     if not programs:
         return [f"No profiles are in {folder.name}: `tokmill bbv profile --measured` makes them."]
-    lines = []
-    for kind in ("measured", "simulated", "modelled"):
-        lines += section(programs, kind, points, draws)
-    return [
-        *lines,
-        "On modelled CPI methods that see miss rates are judged by the formula that made it.",
-    ]
+    return section(programs)
 
 
 SETTINGS: tuple[dict[str, float], ...] = (
@@ -190,7 +174,7 @@ SETTINGS: tuple[dict[str, float], ...] = (
 """Of programs that never ran (`tests/helpers/phases.py`)."""
 
 
-def made_up(points: int = 30, draws: int = 200) -> list[str]:
+def made_up() -> list[str]:
     """Return the coverage of two-phase on programs that never ran, four of each setting."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "helpers"))
     from phases import phases
@@ -199,7 +183,7 @@ def made_up(points: int = 30, draws: int = 200) -> list[str]:
     for settings in SETTINGS:
         for seed in range(1, 5):
             one = phases(seed, **settings)  # type: ignore[arg-type]
-            covers.append(resample(one.population, one.cpi, two_phase, points, draws).coverage)
+            covers.append(resample(one.population, one.cpi, two_phase, POINTS, 200).coverage)
     return [f"coverage of {len(covers)} programs: {np.mean(covers):.1%}, least {min(covers):.1%}"]
 
 
@@ -207,4 +191,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "made-up":
         print("\n".join(made_up()))
     else:
-        print("\n".join(main(Path(sys.argv[1]), *map(int, sys.argv[2:4]))))
+        print("\n".join(main(Path(sys.argv[1]))))

@@ -4,8 +4,6 @@ All run on one thread, in CPU time, on the inputs that schedules are measured on
 in turns in one child.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -84,7 +82,6 @@ def time_here(lines: Sequence[str]) -> None:
 
 
 def inputs(line: str) -> list[np.ndarray[Any, Any]]:
-    """Return the numbers that a module is measured on."""
     from tokmill.mlir.iree import executor
 
     return executor.inputs(problems.of_line(line).text, SEED)[1]

@@ -1,7 +1,5 @@
 """Tables and curves of what contestants found: numbers in, lines and figures out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -45,7 +43,6 @@ Table = dict[str, list[Found]]
 
 
 def mean(gains: Sequence[float]) -> float:
-    """Return the geometric mean."""
     return float(np.exp(np.mean(np.log(gains))))
 
 
@@ -68,7 +65,6 @@ def by_evaluation(steps: Sequence[float], each: int) -> list[float]:
 
 
 def slower(gains: Sequence[float]) -> float:
-    """Return the share of regressions."""
     return float(np.mean([gain * SLOWER < 1 for gain in gains]))
 
 

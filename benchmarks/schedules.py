@@ -1,13 +1,13 @@
 """Schedules of small modules: PPO with each embedding beside searches, at equal evaluations.
 
-    python benchmarks/schedules.py CACHE [--kernelbench] [--tiny]
+    python benchmarks/schedules.py CACHE
 
 A policy learns from the modules of its recipe with so many evaluations a module as each search
 gets; a result of the cache, which all share, counts as one for all alike. Then it schedules the
 held-out ones, which it has never seen: without any measurement, and as the best of some. Searches
 begin anew for each module. The best schedule of every contestant is measured again in a fresh
 process, and that gain counts, below 1 too; what gives no result counts as 1. All times are CPU
-times of one thread; means are geometric. With `--kernelbench` the policies of the first seed, and
+times of one thread; means are geometric. The policies of the first seed, and
 random search, schedule shapes of KernelBench's level 1, which none has learned from.
 
 What a contestant has found is kept in CACHE/schedules: a benchmark that was ended goes on. The best
@@ -15,9 +15,6 @@ so far by evaluations is drawn there as curves.svg, of which docs/images/schedul
 copy.
 """
 
-from __future__ import annotations
-
-import argparse
 import hashlib
 import json
 import re
@@ -56,47 +53,22 @@ PRETRAINED = {"PPO, DistilBERT, pre-trained"}
 """Those that begin with an encoder of the task masked."""
 
 
-class Effort(NamedTuple):
-    """How much is measured."""
-
-    budget: int
-    """Evaluations a module that is learned from."""
-    tried: int
-    """Evaluations of a held-out module."""
-    seeds: tuple[int, ...]
-    encoder: int = 400
-    """Steps of the training of an encoder."""
-    most: int | None = None
-    """Modules of each kind, if not all."""
-
-
 class Contest(NamedTuple):
-    """Where what is found is kept, and how much is measured."""
+    """Where what is found is kept."""
 
     folder: Path
-    effort: Effort
-
-    @property
-    def modules(self) -> list[str]:
-        """Return the modules that are learned from."""
-        return list(TASK["modules"])[: self.effort.most]
-
-    @property
-    def held_out(self) -> list[str]:
-        """Return those that are not."""
-        return list(TASK["held_out"])[: self.effort.most]
 
     @property
     def cache(self) -> Path:
-        """Return the file of the measurements that all share."""
         return self.folder / "measurements.sqlite"
 
     def measure(self) -> Measurements:
-        """Return these measurements."""
         return Measurements(loop.settings_of(SchedulesConfig()), self.cache)
 
 
-WHOLE, TINY = Effort(64, 16, (0, 1, 2)), Effort(4, 2, (0,), 10, 2)
+BUDGET, TRIED = 64, 16
+"""Evaluations of a module that is learned from, and of a held-out one."""
+SEEDS = (0, 1, 2)
 RECIPES = {
     "PPO, LSTM": "schedules-lstm",
     "PPO, DistilBERT": "schedules-distilbert",
@@ -104,13 +76,14 @@ RECIPES = {
     "PPO, loop transformer": "schedules-loop-transformer",
 }
 TASK: Any = read_toml(RECIPES["PPO, LSTM"])["task"]
+LEARNED, HELD_OUT = list(TASK["modules"]), list(TASK["held_out"])
 BASE = "without a schedule"
 """What a schedule is compared with."""
 EACH = 2
 """Evaluations of each module in a step of a training."""
 RANDOM, SHAPES_TRIED = "random", 16
 """The search that schedules shapes of KernelBench too, and evaluations of each of them."""
-ENCODER_SCHEDULES = 100
+ENCODER_SCHEDULES, ENCODER_STEPS = 100, 400
 RULE = 4
 """Of how gains are confirmed: what was kept by another one is measured again."""
 
@@ -144,12 +117,12 @@ def trained(contest: Contest, name: str, seed: int, out: Path) -> Path:
         read_toml(RECIPES[name]),
         {
             "task": {
-                "cache": str(contest.cache), "modules": contest.modules, "held_out": [],
-                "bench_count": EACH * len(contest.modules),
+                "cache": str(contest.cache), "modules": LEARNED, "held_out": [],
+                "bench_count": EACH * len(LEARNED),
             },
             "data": {"seed": seed},
             "run": {
-                "seed": seed, "steps": contest.effort.budget // EACH, "checkpoint_every": 0,
+                "seed": seed, "steps": BUDGET // EACH, "checkpoint_every": 0,
                 "log_every": 1, "start": start,
             },
         },
@@ -159,7 +132,7 @@ def trained(contest: Contest, name: str, seed: int, out: Path) -> Path:
 
 def policy(contest: Contest, name: str, seed: int) -> Path:
     """Return the run of a policy; it is trained again if it is gone."""
-    words = (slug(name), str(seed), str(contest.effort.budget), digest(contest, name))
+    words = (slug(name), str(seed), str(BUDGET), digest(name))
     kept = contest.folder / "policies" / "-".join(words)
     if not kept.exists():
         with tempfile.TemporaryDirectory() as scratch:
@@ -169,17 +142,16 @@ def policy(contest: Contest, name: str, seed: int) -> Path:
 
 
 def learned(contest: Contest, name: str, seed: int) -> dict[str, Any]:
-    """Train a policy and evaluate it; return fields of `Found`."""
-    begun, effort = time.process_time(), contest.effort
+    begun = time.process_time()
     run = policy(contest, name, seed)
     rows = [entry for entry in read_metrics(run / METRICS) if "reward" in entry]
     task: Any = load_task(run)
     kept = json.loads((run / loop.BEST).read_bytes())
     seconds = time.process_time() - begun
     with contest.measure() as measure:
-        best = [best_of(kept, problems.of_line(line), measure) for line in contest.modules]
-        others = [problems.of_line(line) for line in contest.held_out]
-        found = evaluate.evaluate(task, others, measure, effort.tried - 1, seed)
+        best = [best_of(kept, problems.of_line(line), measure) for line in LEARNED]
+        others = [problems.of_line(line) for line in HELD_OUT]
+        found = evaluate.evaluate(task, others, measure, TRIED - 1, seed)
         return {
             "trained": best,
             "held": [best_tried(one, measure) for one in found],
@@ -191,13 +163,13 @@ def learned(contest: Contest, name: str, seed: int) -> dict[str, Any]:
 
 def searching(contest: Contest, name: str, seed: int) -> dict[str, Any]:
     """Search schedules of all modules; return fields of `Found`."""
-    begun, effort = time.process_time(), contest.effort
+    begun = time.process_time()
     with contest.measure() as measure:
         pairs, held = (
             [searched(problems.of_line(line), name, measure, budget, seed) for line in lines]
             for lines, budget in (
-                (contest.modules, effort.budget),
-                (contest.held_out, effort.tried),
+                (LEARNED, BUDGET),
+                (HELD_OUT, TRIED),
             )
         )
     return {
@@ -211,32 +183,30 @@ def searching(contest: Contest, name: str, seed: int) -> dict[str, Any]:
 
 def encoder(contest: Contest) -> str:
     """Return a run of the task masked on the learned modules in the middle of random schedules."""
-    steps = contest.effort.encoder
-    made = digest_of([contest.modules, steps, ENCODER_SCHEDULES])
+    made = digest_of([LEARNED, ENCODER_STEPS, ENCODER_SCHEDULES])
     store, run = (contest.folder / f"{name}-{made}" for name in ("operations", "encoder"))
     command = [sys.executable, "-m", "tokmill"]
     if not store.exists():
         modules = make_folder(store.with_name(f"modules-{made}"))
-        for number, module in enumerate(contest.modules):
+        for number, module in enumerate(LEARNED):
             (modules / f"{number}.mlir").write_text(generators.chain(module))
         words = [str(modules), "--schedules", str(ENCODER_SCHEDULES), "-o", str(store)]
         subprocess.run([*command, "build", "mlir", *words], check=True, stdout=sys.stderr)
     if not run.exists():
-        words = ["--data", str(store), "-o", str(run), "--steps", str(steps)]
+        words = ["--data", str(store), "-o", str(run), "--steps", str(ENCODER_STEPS)]
         subprocess.run([*command, "train", "mlir-fields", *words], check=True, stdout=sys.stderr)
     return str(run)
 
 
 def compare(contest: Contest) -> Table:
-    """Return what all contestants find."""
-    effort, kept = contest.effort, contest.folder / "contests.json"
+    kept = contest.folder / "contests.json"
     kept.parent.mkdir(parents=True, exist_ok=True)
     known = json.loads(kept.read_text()) if kept.exists() else {}
     table: Table = {}
-    for seed in effort.seeds:
+    for seed in SEEDS:
         for name in (*RECIPES, *search.SEARCHES):
-            key = f"{name}, seed {seed}, {effort.budget} and {effort.tried}, "
-            key += digest(contest, name)
+            key = f"{name}, seed {seed}, {BUDGET} and {TRIED}, "
+            key += digest(name)
             if key not in known:
                 since = time.monotonic()
                 found = (learned if name in RECIPES else searching)(contest, name, seed)
@@ -251,14 +221,14 @@ def compare(contest: Contest) -> Table:
 
 def shapes_of_kernelbench(contest: Contest) -> list[str]:
     """Return the table of policies and random search on shapes that none has learned from."""
-    lines = list(KERNELBENCH.values())[: contest.effort.most]
-    effort, seed = contest.effort, contest.effort.seeds[0]
+    lines = list(KERNELBENCH.values())
+    seed = SEEDS[0]
     kept = contest.folder / "kernelbench.json"
     known = json.loads(kept.read_text()) if kept.exists() else {}
     found = {}
     for name in (*RECIPES, RANDOM):
-        key = f"{name}, {len(lines)} modules, {effort.budget} and {SHAPES_TRIED}, "
-        key += digest(contest, name)
+        key = f"{name}, {len(lines)} modules, {BUDGET} and {SHAPES_TRIED}, "
+        key += digest(name)
         if key not in known:
             since = time.monotonic()
             if name in RECIPES:
@@ -285,31 +255,27 @@ def shapes_of_kernelbench(contest: Contest) -> list[str]:
 
 
 def on_shapes(run: Path, contest: Contest, lines: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return what a policy finds for modules."""
     task: Any = load_task(run)
     modules = [problems.of_line(line) for line in lines]
     with contest.measure() as measure:
-        seed = contest.effort.seeds[0]
-        found = evaluate.evaluate(task, modules, measure, SHAPES_TRIED - 1, seed)
+        found = evaluate.evaluate(task, modules, measure, SHAPES_TRIED - 1, SEEDS[0])
         return {
             "zero": {one.problem.name: gain(one.first.result, one.first.schedule) for one in found},
             "best": {one.problem.name: best_tried(one, measure) for one in found},
         }
 
 
-def digest(contest: Contest, name: str) -> str:
+def digest(name: str) -> str:
     """Return a word for the recipe of a contestant and the rule: with others it begins anew."""
     recipe = read_toml(RECIPES[name]) if name in RECIPES else {}
-    return digest_of([recipe, contest.modules, contest.held_out, RULE])
+    return digest_of([recipe, LEARNED, HELD_OUT, RULE])
 
 
 def digest_of(value: Any) -> str:
-    """Return a word for a value."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:8]
 
 
 def slug(name: str) -> str:
-    """Return a name as that of a file."""
     return "-".join(re.findall(r"\w+", name.lower()))
 
 
@@ -345,28 +311,24 @@ def bases(contest: Contest, lines: Sequence[str]) -> dict[str, float]:
 
 
 def say(text: str) -> None:
-    """Print a line of progress."""
     print(text, file=sys.stderr, flush=True)
 
 
-def main(cache: Path, kernelbench: bool = False, effort: Effort = WHOLE) -> list[str]:
-    """Return the lines of the section."""
-    contest = Contest(cache / "schedules", effort)
-    seeds, modules, held_out = len(effort.seeds), contest.modules, contest.held_out
+def main(cache: Path) -> list[str]:
+    contest = Contest(cache / "schedules")
     table = compare(contest)
-    title = f"Best schedules so far, space loops, {len(modules)} modules"
-    title += f", {seeds} seeds" if seeds > 1 else ""
+    title = f"Best schedules so far, space loops, {len(LEARNED)} modules, {len(SEEDS)} seeds"
     figure = schedule_tables.curves(table, list(RECIPES), title, BASE)
     (contest.folder / "curves.svg").write_bytes(render(figure, "svg"))
-    peers = schedule_peers.gains(bases(contest, (*modules, *held_out)))
+    peers = schedule_peers.gains(bases(contest, (*LEARNED, *HELD_OUT)))
     lines = [
-        f"`python benchmarks/schedules.py CACHE`, space `loops`: {len(modules)} modules "
-        f"to learn from, {effort.budget} evaluations each, and {len(held_out)} held-out ones, "
-        f"{effort.tried} each; {seeds} seed{'s' if seeds > 1 else ''}. Geometric means of how "
+        f"`python benchmarks/schedules.py CACHE`, space `loops`: {len(LEARNED)} modules "
+        f"to learn from, {BUDGET} evaluations each, and {len(HELD_OUT)} held-out ones, "
+        f"{TRIED} each; {len(SEEDS)} seeds. Geometric means of how "
         f"many times as fast as {BASE}, CPU time of one thread; in brackets the 95 % interval over "
         "seeds.",
         "",
-        *schedule_tables.contest(table, peers, modules, held_out, effort.tried),
+        *schedule_tables.contest(table, peers, LEARNED, HELD_OUT, TRIED),
         "",
         schedule_tables.LEGEND,
         '"after n": the best so far after n evaluations a learned module, not measured again. '
@@ -374,16 +336,11 @@ def main(cache: Path, kernelbench: bool = False, effort: Effort = WHOLE) -> list
         "learned ones before it sees a held-out one. IREE's flags are its default, O3, data tiling "
         "and im2col.",
         "",
-        f"Learned: {', '.join(f'`{line}`' for line in modules)}. Held out: "
-        f"{', '.join(f'`{line}`' for line in held_out)}.",
+        f"Learned: {', '.join(f'`{line}`' for line in LEARNED)}. Held out: "
+        f"{', '.join(f'`{line}`' for line in HELD_OUT)}.",
     ]
-    return lines + (["", *shapes_of_kernelbench(contest)] if kernelbench else [])
+    return [*lines, "", *shapes_of_kernelbench(contest)]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("cache", type=Path)
-    parser.add_argument("--tiny", action="store_true", help="two modules, to see that all works")
-    parser.add_argument("--kernelbench", action="store_true", help="its shapes too")
-    given = parser.parse_args()
-    print("\n".join(main(given.cache, given.kernelbench, TINY if given.tiny else WHOLE)))
+    print("\n".join(main(Path(sys.argv[1]))))

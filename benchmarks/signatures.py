@@ -6,12 +6,10 @@ no block of the three programs, only libc's. For each program a signature is lea
 two (`build mine --what bbv --across`, the task `signature`), with several seeds. Then points are
 shared by all three, and the error of the program that was held out is what counts.
 
-    python benchmarks/signatures.py CACHE [--small] [--seeds 3] [--points 12 30] [--steps 300]
+    python benchmarks/signatures.py CACHE [--small]
 
 Everything lies below CACHE/signatures; what was made is kept.
 """
-
-from __future__ import annotations
 
 import argparse
 import os
@@ -38,13 +36,13 @@ from tokmill.store.store import Store
 HERE = Path(__file__).parent
 RECIPE = HERE.parent / "recipes" / "x86" / "signature.toml"
 QUIET = How(quiet=True)
+SEEDS, STEPS, POINTS = 3, 300, (12, 30)
 LIBRARY = "program ~ ^(libc|ld-linux)"
 """What the model of blocks reads."""
 HEAD = ("", "points", "shared", "largest", "speed-up", "nothing simulated")
 
 
 def commands(inputs: Inputs) -> dict[str, dict[str, list[str]]]:
-    """Return program → input → its command."""
     found: dict[str, dict[str, list[str]]] = {"bzip2": {}, "gzip": {}, "mawk": {}}
     for number, share in enumerate((0.08, 0.14, 0.2)):
         text, few = (inputs.text(part, 40 * number) for part in (share, share / 4))
@@ -108,11 +106,11 @@ def block_vectors(folder: Path, steps: int) -> None:
     embed_store(run, folder / "blocks", name="code")
 
 
-def signatures(folder: Path, store: Store, program: str, seed: int, steps: int) -> Any:
+def signatures(folder: Path, store: Store, program: str, seed: int) -> Any:
     """Return signatures of all intervals, learned from those of the other programs."""
     name, seen = f"{program}-{seed}", folder / "seen" / program
     mined, run = folder / "mined" / name, folder / "runs" / name
-    overlay = f"{name}-{steps}"
+    overlay = f"{name}-{STEPS}"
     if (store.path / "overlays" / overlay / "manifest.json").exists():
         return Store(store.path, [overlay]).column("embedding")
     tokmill.build("select", store.path, seen, where=[f"program != {program}"], how=QUIET)
@@ -123,7 +121,7 @@ def signatures(folder: Path, store: Store, program: str, seed: int, steps: int) 
     recipe["data"] |= {"train": str(mined)}
     recipe["model"] |= {"dim": 64, "layers": 1, "heads": 2, "inducing": 8, "seeds": 2}
     recipe["task"] |= {"length": 256, "cpi_weight": 1.0}
-    recipe["run"] |= {"steps": steps, "seed": seed, "eval_every": 0, "device": "cpu"}
+    recipe["run"] |= {"steps": STEPS, "seed": seed, "eval_every": 0, "device": "cpu"}
     tokmill.train(recipe, run, quiet=True)
     embed_store(run, store.path, name=overlay)
     return Store(store.path, [overlay]).column("embedding")
@@ -133,21 +131,20 @@ def lengths_one(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def section(folder: Path, store: Store, counts: list[int], seeds: int, steps: int) -> list[str]:
-    """Return the table."""
+def section(folder: Path, store: Store) -> list[str]:
     known = read_executions(store)
     found = []
     plain = untrained(store, known)
-    for count in counts:
+    for count in POINTS:
         learned: list[list[tuple[Any, Shared]]] = []
-        for seed in range(seeds):
+        for seed in range(SEEDS):
             rows = []
             for number, program in enumerate(known.names):
-                vectors = signatures(folder, store, program, seed, steps)[known.records]
+                vectors = signatures(folder, store, program, seed)[known.records]
                 points = shared_points(known, lengths_one(vectors), count, seed=seed)
                 rows.append((points.rows[number], points))
             learned.append(rows)
-        by_mix = [shared_points(known, plain, count, seed=seed) for seed in range(seeds)]
+        by_mix = [shared_points(known, plain, count, seed=seed) for seed in range(SEEDS)]
         found += _rows(count, learned, by_mix)
         split = shared_points(known, plain, max(1, count // len(known.names)), seed=0)
         found += [_alone(by_mix[0], count), _alone(split, count // len(known.names))]
@@ -193,14 +190,10 @@ def _alone(found: Shared, count: int) -> list[str]:
 
 
 def _range(values: list[Any]) -> str:
-    mean = f"{np.mean(values):.1%}"
-    if len(values) < 2:
-        return mean
-    return f"{mean} ({100 * min(values):.1f}–{100 * max(values):.1f})"
+    return f"{np.mean(values):.1%} ({100 * min(values):.1f}–{100 * max(values):.1f})"
 
 
-def main(cache: Path, small: bool, seeds: int, counts: list[int], steps: int) -> list[str]:
-    """Return the lines of the section."""
+def main(cache: Path, small: bool) -> list[str]:
     folder = cache / "signatures"
     processors = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {max(processors)})
@@ -211,11 +204,11 @@ def main(cache: Path, small: bool, seeds: int, counts: list[int], steps: int) ->
     block_vectors(folder, 2 if small else 300)
     return [
         f"{', '.join(programs)} on three inputs each; the signature of a program's intervals was "
-        f"learned from the other two ({steps} steps, {seeds} seeds: mean and range). Errors of the "
+        f"learned from the other two ({STEPS} steps, {SEEDS} seeds: mean and range). Errors of the "
         "measured CPI: mean and largest of the programs. *Nothing simulated*: points of the other "
         "programs alone.",
         "",
-        *section(folder, store, counts, seeds, steps),
+        *section(folder, store),
     ]
 
 
@@ -223,8 +216,5 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     options.add_argument("cache", type=Path)
     options.add_argument("--small", action="store_true", help="a try in a minute or two")
-    options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--points", type=int, nargs="*", default=[12, 30])
-    options.add_argument("--steps", type=int, default=300)
     asked = options.parse_args()
-    print("\n".join(main(asked.cache, asked.small, asked.seeds, asked.points, asked.steps)))
+    print("\n".join(main(asked.cache, asked.small)))

@@ -10,8 +10,6 @@ vector of callers each counts by a third weight of this form. All are learned to
 weights of the cosines, with the least cross entropy among the functions of the same way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -81,7 +79,6 @@ def learn(
     own: Array,
     code: Mapping[str, Any],
     sides: Sequence[tuple[Array, Array]],
-    seed: int = 0,
 ) -> Learned:
     """Return the weights that find the match of each query among those of its way.
 
@@ -90,9 +87,8 @@ def learn(
         own: (F, d) f4, the vector of each function, of length 1 or 0.
         code: name → rows of the records, parts that are not learned.
         sides: (query, match) records of each way.
-        seed: of the queries of a step.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     known = [
         np.stack([_dense(rows[query] @ rows[match].T) for rows in code.values()], axis=-1)
         for query, match in sides

@@ -14,8 +14,6 @@ end all that was found is printed.
         [--set run.steps=300]
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics
@@ -58,7 +56,6 @@ HEAD = '"""Weights of sums with learned vectors, learned by `benchmarks/similari
 
 
 def run(*words: object) -> None:
-    """Run a command of tokmill."""
     subprocess.run([sys.executable, "-m", "tokmill", *map(str, words)], check=True)
 
 
@@ -113,7 +110,7 @@ def learn_weights(folder: Path, graphs: Path, place: Path) -> str:
     for name, weights in found.calls.items():
         setattr(learned_weights, name, weights)
     parts: dict[str, Any] = {**parts_of(functions), **vector_parts(functions, vectors)}
-    fitted = fit(cosines(parts, sides, 0, queries=QUERIES, negatives=NEGATIVES))
+    fitted = fit(cosines(parts, sides, queries=QUERIES, negatives=NEGATIVES))
     with_facts = dict(zip(parts, fitted.tolist(), strict=True))
     return text_of(found, with_facts, f"# {len(store):,} functions of {store.fingerprint[:16]}.")
 

@@ -11,10 +11,8 @@ What was made is kept, so the same command goes on where it was stopped. Project
 first. The projects that are held
 out are also compiled by an older compiler that no other project sees (`OLDER`).
 
-    python benchmarks/similarity_programs.py CACHE [--small | --project NAME …]
+    python benchmarks/similarity_programs.py CACHE [--small]
 """
-
-from __future__ import annotations
 
 import argparse
 import shutil
@@ -24,11 +22,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from program_pairs import Made, Tree, done, keep
-from programs import LEVELS, Failed, fetch, run
+from programs import LEVELS, Failed, command_of, fetch, run
 from similarity_projects import PROJECTS, SMALL, Project
 
 COMPILERS = ("gcc", "clang")
-PLUS = {"gcc": "g++", "clang": "clang++"}
 OLDER, OLDER_LEVELS = "gcc-11", ("O0", "O3")
 SPLITS = Path(__file__).with_name("similarity_splits.toml")
 """Split → its projects."""
@@ -62,14 +59,6 @@ def ways(name: str) -> list[tuple[str, str]]:
     if name in (*held_out["test"], *held_out["unseen"]):
         found += [(OLDER, level) for level in OLDER_LEVELS]
     return found
-
-
-def command_of(compiler: str, language: str) -> str:
-    """Return the command that compiles a language; an older compiler has its version behind."""
-    if language == "C":
-        return compiler
-    family, dash, version = compiler.partition("-")
-    return f"{PLUS[family]}{dash}{version}"
 
 
 def sources(name: str, made: Made, suite: str = "") -> Tree:
@@ -118,17 +107,15 @@ def build(tree: Tree, compiler: str, level: str, made: Made) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Build what is missing; return the exit code: 1 where nothing could be built."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
     parser.add_argument("--small", action="store_true", help=", ".join(SMALL))
-    parser.add_argument("--project", action="append", choices=tuple(PROJECTS))
     chosen = parser.parse_args(arguments)
     made = Made(chosen.cache.resolve() / ("similarity-small" if chosen.small else "similarity"))
     (made.folder / "fetched").mkdir(parents=True, exist_ok=True)
     failed: set[str] = set()
     trees: dict[str, Tree] = {}
-    names = SMALL if chosen.small else chosen.project or tuple(PROJECTS)
+    names = SMALL if chosen.small else tuple(PROJECTS)
     for name in names:
         try:
             trees[name] = sources(name, made)

@@ -4,14 +4,12 @@ No `configure` is run. What it would write stands here, a line or two a project.
 a program with an empty `main`, so all of its code is linked in. The quick ones come first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diffing_programs import SOURCES, below
-from programs import Source
+from diffing_programs import SOURCES
+from programs import Source, below
 
 COMMON = """\
 #define HAVE_STDINT_H 1

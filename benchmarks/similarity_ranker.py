@@ -7,8 +7,6 @@ over the weighed sum of the cosines, whose weights are not negative.
     python benchmarks/similarity_ranker.py STORE GRAPHS [-o ranker_weights.py]
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence
@@ -64,7 +62,6 @@ def pairs(store: Store, blocks: Array) -> list[tuple[Array, Array]]:
 def cosines(
     parts: dict[str, Any],
     sides: list[tuple[Array, Array]],
-    seed: int,
     queries: int = MOST_QUERIES,
     negatives: int = NEGATIVES,
 ) -> Array:
@@ -72,7 +69,7 @@ def cosines(
 
     (queries, 1 + negatives, parts), f4.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     found = []
     for query, positive in sides:
         order = rng.permutation(len(query))[:queries]
@@ -113,18 +110,16 @@ def fit(values: Array) -> Array:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Learn the weights and write them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("store", type=Path)
     parser.add_argument("graphs", type=Path)
     parser.add_argument("-o", "--out", type=Path)
-    parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
     store = Store(chosen.store)
     functions = store_functions(store, [chosen.graphs])
     parts = parts_of(functions)
     blocks = np.expm1(functions.shape[functions.record, 0])
-    values = cosines(parts, pairs(store, np.rint(blocks)), chosen.seed)
+    values = cosines(parts, pairs(store, np.rint(blocks)))
     weights = fit(values)
     lines = [f'    "{name}": {w:.3g},' for name, w in zip(parts, weights, strict=True)]
     text = "\n".join([

@@ -14,8 +14,6 @@ that is trained or measured later can have another split; `--freeze` makes them 
     python benchmarks/similarity_stores.py CACHE [--small] [--freeze]
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

@@ -7,8 +7,6 @@ without a type, as assemblers give none, and ranges of the unwind table (`.pdata
 as assemblers for COFF drop every local name that begins with L.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +42,6 @@ class Truth:
 
 
 def score(starts: Array, truth: Truth) -> Score:
-    """Return how many starts (u8, in any order) are right and wrong, and how many are lost."""
     found = distinct(starts.astype(np.uint64))
     right = member(found, truth.start)
     wrong = ~right & ~member(found, truth.part_start)

@@ -1,14 +1,12 @@
 """Models from end to end by IREE: what `tokmill rl tune` finds, beside torch.
 
-    python benchmarks/tuning_models.py CACHE [MINUTES [NAME...]]
+    python benchmarks/tuning_models.py CACHE [MINUTES]
 
 ResNet-18, MobileNetV2 and a small GPT-2 with random weights are written as ONNX to CACHE/mlir, and
 tuned in MINUTES each (6): the command times all sets of flags and layouts in turns, and then
 onnxruntime and OpenVINO beside IREE's default. Then torch runs in a fresh process on one thread.
 CPU time, the least of the rounds.
 """
-
-from __future__ import annotations
 
 import json
 import math
@@ -25,12 +23,11 @@ ROUNDS = 12
 HELPERS = Path(__file__).parent.parent / "tests" / "helpers"
 
 
-def main(cache: Path, minutes: float = 6.0, names: tuple[str, ...] = NAMES) -> list[str]:
-    """Return the table of the models."""
+def main(cache: Path, minutes: float = 6.0) -> list[str]:
     folder = cache / "mlir" / "tuned"
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
-    for name in names:
+    for name in NAMES:
         told = tuned(name, folder, minutes)
         words = [sys.executable, __file__, "--torch", name]
         done = subprocess.run(words, check=True, capture_output=True, text=True)
@@ -59,7 +56,6 @@ def tuned(name: str, folder: Path, minutes: float) -> dict[str, Any]:
 
 
 def table(rows: list[tuple[str, dict[str, Any], float]]) -> list[str]:
-    """Return rows of times in ms."""
     timed = [told["tried"] + told["engines"] for _, told, _ in rows]
     names = list(dict.fromkeys(one["name"] for row in timed for one in row))
     cells = []
@@ -95,5 +91,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--torch"]:
         print(time_torch(sys.argv[2]))
     else:
-        spent = float(sys.argv[2]) if len(sys.argv) > 2 else 6.0
-        print("\n".join(main(Path(sys.argv[1]), spent, tuple(sys.argv[3:]) or NAMES)))
+        print("\n".join(main(Path(sys.argv[1]), *map(float, sys.argv[2:]))))

@@ -3,10 +3,8 @@
 Rows, their order, the rows to evaluate on and the first weights come from the run's recipe; model,
 optimiser and schedule are `peers/rwkv7_formula.py` and torch. It continues from its checkpoint.
 
-    python benchmarks/x86_formula.py RUN OUT [STEPS]
+    python benchmarks/x86_formula.py RUN OUT
 """
-
-from __future__ import annotations
 
 import json
 import sys
@@ -32,7 +30,6 @@ CPU = torch.device("cpu")
 
 
 def states(config: TrainConfig, weights: formula.Weights, batch: Tensors) -> Tensor:
-    """Return the hidden states of a batch."""
     model, document = config.model, batch.document
     begins = torch.ones_like(document, dtype=torch.bool)
     begins[:, 1:] = document[:, 1:] != document[:, :-1]
@@ -96,8 +93,8 @@ def learn(
         yield step + 1, total / count, norm
 
 
-def main(run: Path, out: Path, last: int = 0) -> None:
-    """Train for `last` steps of the recipe, or all; log losses and CPU seconds as tokmill does."""
+def main(run: Path, out: Path) -> None:
+    """Train; log losses and CPU seconds as tokmill does."""
     keep_freed_memory()
     config, task, feed, validation = opened(run)
     weights = formula.trained(task.state_dict())
@@ -118,7 +115,7 @@ def main(run: Path, out: Path, last: int = 0) -> None:
         for name, weight in weights.items():
             weight.data.copy_(saved["weights"][name])
     spent -= time.process_time()
-    steps = range(done, last or config.run.steps)
+    steps = range(done, config.run.steps)
     loader = Loader(feed, task, steps, micro_tokens=config.run.micro_tokens, device=CPU)
 
     def rows() -> Iterator[Any]:
@@ -144,4 +141,4 @@ def main(run: Path, out: Path, last: int = 0) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

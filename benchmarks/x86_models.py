@@ -9,8 +9,6 @@ go to docs/images.
     python benchmarks/x86_models.py CACHE
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -72,7 +70,6 @@ class Curve:
 
     @property
     def last(self) -> int:
-        """Number of steps."""
         return max(self.losses)
 
     def at(self, step: int) -> str:
@@ -122,7 +119,6 @@ def unigram(train: Path, val: Path, columns: list[str]) -> float:
 
 
 def keys(steps: int, decoder: bool) -> list[str]:
-    """Return the recipe as options, with what is other here."""
     recipe = tomllib.loads(RECIPE.read_text())
     flat = {f"{table}.{key}": v for table, part in recipe.items() for key, v in part.items()}
     flat |= LONGER | {"run.steps": steps}
@@ -153,23 +149,21 @@ def learned(train: Path, val: Path, out: Path, steps: int, decoder: bool) -> flo
 
 
 def curve(name: str, out: Path, cpu: float, weights: float) -> Curve:
-    """Read the losses of a training."""
     lines = read_metrics(out / METRICS)
     losses = {int(line["step"]): line["val_loss"] for line in lines if "val_loss" in line}
     return Curve(name, losses, cpu, weights)
 
 
 def size(run: Path) -> float:
-    """Return the millions of weights of a run."""
     weights = load_file(run / "model" / "model.safetensors").values()
     return sum(weight.size for weight in weights) / 1e6
 
 
-def trained(train: Path, val: Path, folder: Path, steps: int) -> list[Curve]:
+def trained(train: Path, val: Path, folder: Path) -> list[Curve]:
     """Train the three, one after the other."""
     folder.mkdir(parents=True, exist_ok=True)
     ours, formula, decoder = (folder / name for name in ("rwkv7", "formula", "decoder"))
-    cpu = learned(train, val, ours, steps, decoder=False)
+    cpu = learned(train, val, ours, STEPS, decoder=False)
     own = curve("RWKV-7", ours, cpu, size(ours))
     peer = spent(formula, [sys.executable, HERE / "x86_formula.py", ours, formula])
     short, long = (learned(train, val, folder / f"trial-{n}", n, decoder=True) for n in TRIALS)
@@ -196,7 +190,6 @@ def drawn(curves: list[Curve], unit: str) -> figures.Figure:
 
 
 def draw(curves: list[Curve]) -> None:
-    """Write both figures."""
     for name, unit in (
         ("rwkv7-decoder", "million positions"),
         ("rwkv7-decoder-time", "CPU minutes"),
@@ -204,10 +197,9 @@ def draw(curves: list[Curve]) -> None:
         write_file(IMAGES / f"{name}.svg", render(drawn(curves, unit), "svg"))
 
 
-def main(cache: Path, steps: int = STEPS) -> list[str]:
-    """Measure; return the section for RESULTS.md."""
+def main(cache: Path) -> list[str]:
     train, val = stores(cache)
-    curves = trained(train, val, cache / "x86-models-runs", steps)
+    curves = trained(train, val, cache / "x86-models-runs")
     draw(curves)
     own, formula, decoder = curves
     apart = {step: own.losses[step] - formula.losses[step] for step in own.losses}
@@ -231,7 +223,7 @@ def main(cache: Path, steps: int = STEPS) -> list[str]:
         f"{max(map(abs, apart.values())):.4f} at any evaluation.",
         "",
         f"{PROGRAMS:,} programs of this machine below {LARGEST // 1000} KB, different functions: "
-        f"{seen}. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {steps:,} steps of "
+        f"{seen}. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {STEPS:,} steps of "
         "16 rows of 256 positions in float32 and one thread; the decoder has the same layers and "
         "width. Rows, their order and, but for the decoder, the first weights are equal. The loss "
         f"is the sum over six columns, on {LONGER['run.eval_rows']} rows of programs that are not "
@@ -252,4 +244,4 @@ def main(cache: Path, steps: int = STEPS) -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(main(Path(sys.argv[1]), *map(int, sys.argv[2:]))))
+    print("\n".join(main(Path(sys.argv[1]))))

@@ -4,8 +4,6 @@ The gate: the pickles, read back as a store, hold the tokens of the store, progr
 Both find functions with the same lifter.
 """
 
-from __future__ import annotations
-
 import hashlib
 import pickle
 import shutil
@@ -25,10 +23,10 @@ from tokmill.x86.lift.cfg import lift
 from tokmill.x86.tokens.rules import COLUMNS, tokenize_bytes
 
 ROOTS = ("/usr/bin", "/usr/sbin", "/usr/lib/x86_64-linux-gnu")
+MACHINE = "/usr"
 PROGRAMS = 200
 MOST_BYTES = 12_000_000
 X86_64 = 62
-ROUNDS = 1
 
 
 def programs(root: Path) -> Iterator[Path]:
@@ -124,18 +122,15 @@ def check(store: Path, pickles: Path, cache: Path) -> int:
 
 
 def size(folder: Path) -> int:
-    """Return the bytes of all files of a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def tokmill(folder: Path, out: Path, *more: str) -> list[str]:
-    """Return the command that builds a store of functions."""
     return [TOKMILL, "build", "x86", str(folder), "-o", str(out), "--quiet", *more]
 
 
-def main(cache: Path, count: int = PROGRAMS) -> list[str]:
-    """Compare; return the section for RESULTS.md."""
-    folder, store, pickles = some(cache / "x86-in", count), cache / "x86", cache / "x86-pickles"
+def main(cache: Path) -> list[str]:
+    folder, store, pickles = some(cache / "x86-in", PROGRAMS), cache / "x86", cache / "x86-pickles"
 
     def clear() -> None:
         shutil.rmtree(store, ignore_errors=True)
@@ -155,11 +150,11 @@ def main(cache: Path, count: int = PROGRAMS) -> list[str]:
     pickle_bytes = size(pickles)
     subprocess.run(stores[0].command, check=True, stdout=subprocess.DEVNULL)
     instructions = check(store, pickles, cache)
-    interleave(stores, ROUNDS)
+    interleave(stores, 1)
     store_bytes = size(store)
     rows = [(one, store_bytes) for one in stores] + [(writer, pickle_bytes)]
     lines = [
-        f"{count} programs of this machine below {human_bytes(MOST_BYTES)}, "
+        f"{PROGRAMS} programs of this machine below {human_bytes(MOST_BYTES)}, "
         f"{human_bytes(size(folder))}, {instructions:,} instructions; tokens verified equal.",
         "",
         "| what | seconds | instructions a second | peak MiB | on disk | wall time / first |",
@@ -179,17 +174,17 @@ def main(cache: Path, count: int = PROGRAMS) -> list[str]:
     return lines
 
 
-def machine(cache: Path, root: str = "/usr", workers: int = 2) -> list[str]:
+def machine(cache: Path) -> list[str]:
     """Build a store of every ELF file for x86-64 of a machine; return lines for RESULTS.md."""
-    folder, store = linked(cache / "x86-machine", list(programs(Path(root)))), cache / "x86-all"
-    command = tokmill(folder, store, "--workers", str(workers), "--max-rejects", "1", "--json")
+    folder, store = linked(cache / "x86-machine", list(programs(Path(MACHINE)))), cache / "x86-all"
+    command = tokmill(folder, store, "--workers", "2", "--max-rejects", "1", "--json")
     one = Contestant("machine", command, lambda: shutil.rmtree(store, ignore_errors=True))
     run_once(one)
     manifest = Store(store).manifest
     notes, planned = manifest.notes, sum(path.is_file() for path in folder.rglob("*"))
     lines = [
-        f"Every ELF file for x86-64 below {root}, {human_bytes(manifest.input_bytes)}, "
-        f"`--workers {workers}`:",
+        f"Every ELF file for x86-64 below {MACHINE}, {human_bytes(manifest.input_bytes)}, "
+        "`--workers 2`:",
         "",
         "| what | |",
         "|---|---|",
@@ -211,6 +206,6 @@ if __name__ == "__main__":
     if sys.argv[1] == "pickles":
         write_pickles(Path(sys.argv[2]), Path(sys.argv[3]))
     elif sys.argv[1] == "machine":
-        print("\n".join(machine(Path(sys.argv[2]), *sys.argv[3:])))
+        print("\n".join(machine(Path(sys.argv[2]))))
     else:
-        print("\n".join(main(Path(sys.argv[1]), *map(int, sys.argv[2:]))))
+        print("\n".join(main(Path(sys.argv[1]))))

@@ -1,7 +1,5 @@
 """What all tests share: a quiet environment, the command in a child process, a small corpus."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

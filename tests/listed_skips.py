@@ -4,8 +4,6 @@
 A new line needs something that a fresh machine cannot have: a GPU, or a user that is not root.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

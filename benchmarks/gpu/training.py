@@ -12,8 +12,6 @@ vocabulary has a mask (README.md); NANOGPT: a clone of github.com/karpathy/nanoG
 `model.py` is imported.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import math
@@ -52,7 +50,6 @@ def flops(setting: Setting) -> float:
 
 
 def rate(times: list[float], setting: Setting) -> float:
-    """Return tokens a second between the ends of two steps."""
     tokens = setting["batch"] * setting["length"] * (STEPS - WARM)
     return float(tokens / (times[STEPS - 1] - times[WARM - 1]))
 
@@ -80,8 +77,7 @@ def tokmill(folder: Path, setting: Setting) -> dict[str, Any]:
         "optim": {"lr": 6e-4, "warmup": 10},
         "run": {"steps": STEPS, "device": "cuda", "precision": "bf16", "log_every": 1,
                 "micro_tokens": setting["micro"] * length, "checkpoint_every": 0,
-                "eval_every": 0, "compile": setting.get("compile", False),
-                "recompute": setting.get("recompute", False)},
+                "eval_every": 0, "compile": setting["compile"]},
     }  # fmt: skip
     out = folder / "run"
     shutil.rmtree(out, ignore_errors=True)
@@ -113,7 +109,6 @@ class Rows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
 
 def trainer(folder: Path, setting: Setting) -> dict[str, Any]:
-    """Train with transformers' Trainer."""
     import transformers as t
 
     dim, length, layers = setting["dim"], setting["length"], setting["layers"]
@@ -148,7 +143,7 @@ def trainer(folder: Path, setting: Setting) -> dict[str, Any]:
         lr_scheduler_type="cosine", warmup_steps=10, weight_decay=0.1, adam_beta2=0.95,
         max_grad_norm=1.0, bf16=True, logging_steps=5, save_strategy="no", report_to="none",
         disable_tqdm=True, remove_unused_columns=False, optim="adamw_torch_fused",
-        torch_compile=setting.get("compile", False), dataloader_num_workers=4,
+        torch_compile=setting["compile"], dataloader_num_workers=4,
     )  # fmt: skip
     rows = Rows(folder / "train.bin", setting)
     done = t.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Clock()])
@@ -167,7 +162,7 @@ def nanogpt(folder: Path, setting: Setting) -> dict[str, Any]:
     length, micro = setting["length"], setting["micro"]
     config = nano.GPTConfig(
         block_size=length, vocab_size=IDS, n_layer=setting["layers"], n_head=setting["heads"],
-        n_embd=setting["dim"], dropout=0.0, bias=True, **setting.get("more", {}),
+        n_embd=setting["dim"], dropout=0.0, bias=True,
     )  # fmt: skip
     model = nano.GPT(config).cuda()
     groups = [
@@ -175,7 +170,7 @@ def nanogpt(folder: Path, setting: Setting) -> dict[str, Any]:
         {"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=6e-4, betas=(0.9, 0.95), fused=True)
-    compiled = torch.compile(model) if setting.get("compile", True) else model
+    compiled = torch.compile(model) if setting["compile"] else model
     ids, times = np.memmap(folder / "train.bin", np.uint16, "r"), []
 
     def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -212,7 +207,6 @@ WORKERS = {"tokmill": tokmill, "Trainer": trainer, "nanoGPT": nanogpt}
 
 
 def contestants(nano: str) -> list[tuple[str, Setting]]:
-    """Return (program, setting) of each row."""
     gpt, bert = GPT | {"kind": "next_token"}, BERT | {"kind": "masked"}
     programs = [("tokmill", gpt), ("Trainer", gpt)]
     if nano:
@@ -227,7 +221,6 @@ def contestants(nano: str) -> list[tuple[str, Setting]]:
 
 
 def measure(program: str, folder: Path, setting: Setting) -> dict[str, Any]:
-    """Run a contestant in a process of its own."""
     command = [sys.executable, __file__, program, str(folder), json.dumps(setting)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -237,17 +230,14 @@ def measure(program: str, folder: Path, setting: Setting) -> dict[str, Any]:
 
 
 def work(program: str, folder: Path, setting: Setting) -> None:
-    """Train in this process and print what was measured."""
     answer = WORKERS[program](folder, setting)
     speed = rate(answer["times"], setting)
-    share = flops({**setting}) * speed / PEAK if setting["kind"] != "rwkv7" else math.nan
+    share = flops(setting) * speed / PEAK if setting["kind"] != "rwkv7" else math.nan
     memory = torch.cuda.max_memory_allocated() / 2**30
-    print(json.dumps({"rate": speed, "mfu": share, "gib": memory, "loss": answer["loss"],
-                      "first": answer["times"][0]}))  # fmt: skip
+    print(json.dumps({"rate": speed, "mfu": share, "gib": memory, "loss": answer["loss"]}))
 
 
 def main(folder: Path, nano: str = "") -> None:
-    """Measure; print Markdown."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, bf16")
     print("| program | what | compiled | tokens/s | MFU | GiB | last loss |")
     print("|---|---|---|---|---|---|---|", flush=True)

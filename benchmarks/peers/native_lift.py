@@ -1,7 +1,5 @@
 """tokmill's lifter on one program: native_lift.py PROGRAM prints JSON; imports are not timed."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

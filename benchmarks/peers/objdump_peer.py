@@ -3,8 +3,6 @@
 A linear sweep names no functions; what its calls lead to, and the entry, is the nearest to them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import resource
@@ -16,7 +14,6 @@ ENTRY = re.compile(rb"start address:? 0x([0-9a-f]+)")
 
 
 def output(*words: str) -> bytes:
-    """Return what objdump prints."""
     command = ["objdump", *words, sys.argv[1]]
     return subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
 

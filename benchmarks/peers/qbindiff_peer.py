@@ -6,8 +6,6 @@ PARENT is the number of the process that starts it: when that one ends, this one
 Prints JSON: pairs of addresses, CPU seconds (imports left out) and the largest resident bytes.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

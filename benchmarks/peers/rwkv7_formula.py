@@ -75,12 +75,10 @@ def rate(step: int, steps: int, warmup: int, highest: float, floor: float) -> fl
 
 
 def part(weights: Weights, prefix: str) -> Weights:
-    """Return the weights of a module by their names within it."""
     return {n.removeprefix(prefix): w for n, w in weights.items() if n.startswith(prefix)}
 
 
 def norm(x: Tensor, weights: Weights, name: str) -> Tensor:
-    """Return the LayerNorm of that name."""
     return F.layer_norm(x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"])
 
 
@@ -114,7 +112,6 @@ def positions(
 
 @functools.cache
 def compiled() -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return `positions` by torch.compile."""
     return torch.compile(positions, dynamic=False)
 
 

@@ -1,7 +1,5 @@
 """SMDA on one program: smda_peer.py PROGRAM SECONDS prints JSON; imports are not timed."""
 
-from __future__ import annotations
-
 import json
 import logging
 import sys

@@ -1,7 +1,5 @@
 """`tokmill bbv` and `tokmill build bbv`: what they say and refuse."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

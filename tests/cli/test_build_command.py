@@ -1,7 +1,5 @@
 """`tokmill build` as a person types it, in child processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `tokmill build` of text says of inputs that are not quite what it takes them for."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

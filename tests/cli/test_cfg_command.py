@@ -1,7 +1,5 @@
 """`tokmill cfg`: what it writes, says and refuses; what a kill leaves behind."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`tokmill diff`: exit codes, what it says and writes, programs and graphs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

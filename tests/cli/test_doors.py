@@ -1,7 +1,5 @@
 """What a stranger types next: hints and `next` lines that hold commands which run."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`tokmill model` and `tokmill train --from`, as a user meets them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The names of MLIR-RL's own configurations: each is taken, or named in a note."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

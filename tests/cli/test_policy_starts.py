@@ -1,7 +1,5 @@
 """`tokmill rl train --from`: a policy begins with the weights of an encoder, or of a policy."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`tokmill rl` on folders, odd files and wrong words."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

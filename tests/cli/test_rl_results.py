@@ -1,7 +1,5 @@
 """The folder of best schedules of `rl search` and `rl eval`: what is written, replaced, refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

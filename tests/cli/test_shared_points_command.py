@@ -1,7 +1,5 @@
 """`tokmill bbv shared-points`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

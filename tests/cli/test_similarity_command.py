@@ -1,7 +1,5 @@
 """`tokmill similarity`: real programs, vectors of which is known what comes out, and mistakes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`tokmill rl tune` on a whole model, from an ONNX file to a program."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """`tokmill vocab`, as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import shutil

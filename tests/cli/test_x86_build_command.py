@@ -1,7 +1,5 @@
 """`tokmill build x86` as a person types it, in this process."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Every task on a GPU: the losses of the CPU, resumes that are exact, and what is made of a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +8,7 @@ import pytest
 import torch
 
 import tokmill
+from object_servers import free_port
 from task_cases import CASES, make_stores, recipe, store_of
 from task_runs import train_all
 from toy import cycles, losses, make_store, text_store, weights
@@ -125,8 +124,10 @@ def test_each_optimiser(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_deepspeed_on_one_gpu(tmp_path: Path, stage: int) -> None:
+def test_deepspeed_on_one_gpu(tmp_path: Path, stage: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("deepspeed", reason="needs the extra deepspeed")
+    # Several of these tests may run at once.
+    monkeypatch.setenv("MASTER_PORT", str(free_port()))
     store = make_store(tmp_path / "store", cycles(60))
     single = toy_recipe(store, 8, run={"device": DEVICE})
     tokmill.train(single, tmp_path / "single", quiet=True)

@@ -1,7 +1,5 @@
 """A build whose tokenizer, options or inputs are not what they were when it began."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """What a user may do wrong: one clear line, a hint, the right exit code, never a traceback."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import json

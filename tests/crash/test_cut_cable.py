@@ -1,7 +1,5 @@
 """A network that falls silent: no packet comes, and no end of the connection."""
 
-from __future__ import annotations
-
 import random
 import time
 from pathlib import Path

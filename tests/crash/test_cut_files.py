@@ -1,7 +1,5 @@
 """A mapped file is cut while it is read: the process ends with one line that names it."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

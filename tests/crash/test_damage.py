@@ -1,7 +1,5 @@
 """Damage to a finished store: `store validate` finds it, the same build mends it and no more."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An input that keeps its size, its head, middle and tail, but not what lies between."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

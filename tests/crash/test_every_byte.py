@@ -1,7 +1,5 @@
 """Each byte of each file of a finished store: a flipped one is seen by `validate`, and mended."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

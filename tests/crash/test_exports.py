@@ -1,7 +1,5 @@
 """Exports that are killed or damaged: the same one again completes them, `store validate` tells."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ Property: whatever call fails, the command either does its work or refuses with 
 same command afterwards gives, byte for byte, the store that an undisturbed run gives.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import re

@@ -1,7 +1,5 @@
 """A disk that is really full, or really read-only: a small tmpfs as the output."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """A disk that is full while a checkpoint is saved: the command that is named goes on."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Memory of a build: it does not grow with a file, and an endless line is not held."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

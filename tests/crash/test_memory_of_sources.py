@@ -5,8 +5,6 @@ room. What is held at a time whatever the input (a shard, its columns in memory,
 execution, a block of texts) is a sixteenth of the usual here (`RUN`), so the room can be small.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import subprocess

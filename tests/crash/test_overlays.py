@@ -1,7 +1,5 @@
 """Kills and full disks while an overlay is made: the store stays, and the overlay goes on."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parts of one build that machines without a shared disk send to one address."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Several processes, signals and killed parents: one writer a store, and no stray process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Two machines that continue one pushed run: one is refused, or told when it sends again."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

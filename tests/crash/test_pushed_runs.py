@@ -1,7 +1,5 @@
 """Checkpoints at an address: on real servers, through a proxy that breaks what it passes."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

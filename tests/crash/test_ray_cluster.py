@@ -1,7 +1,5 @@
 """Builds on a Ray cluster of several raylets: what is lost with a worker, a node or the build."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Each is compared with an independent reference: hashlib on the bytes of the serv
 or a run that nothing interrupted.
 """
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """File systems without locks, pipes in the place of files, and commands at the same time."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Nothing in the working directory is run, imported or read as settings: it may hold the input."""
 
-from __future__ import annotations
-
 import ast
 import os
 import subprocess

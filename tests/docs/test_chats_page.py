@@ -1,7 +1,5 @@
 """The page on chats: its script and its commands, on two chats."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

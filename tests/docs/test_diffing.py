@@ -1,7 +1,5 @@
 """The commands of docs/diffing.md print what the page shows."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

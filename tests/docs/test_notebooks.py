@@ -1,7 +1,5 @@
 """The notebooks of the tutorials have all commands, and the shortest runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

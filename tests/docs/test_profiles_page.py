@@ -1,7 +1,5 @@
 """The commands of docs/profiles.md for traces without code, and the rules of their triplets."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import pickle

@@ -7,8 +7,6 @@ marked `python` are run after them, and those of a page of docs/ as one program;
 reading only.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

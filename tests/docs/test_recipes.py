@@ -1,7 +1,5 @@
 """Every recipe that is shipped can be read, and has only keys that exist."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The commands of docs/remote.md, in a bucket of a server on loopback."""
 
-from __future__ import annotations
-
 import urllib.request
 from pathlib import Path
 from typing import Any

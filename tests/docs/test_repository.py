@@ -1,7 +1,5 @@
 """What a stranger finds in the repository: links that lead somewhere, no traces of one machine."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

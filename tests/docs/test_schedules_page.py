@@ -1,7 +1,5 @@
 """The commands of docs/schedules.md, policies.md and tuning.md work one after the other."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

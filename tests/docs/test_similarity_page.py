@@ -1,7 +1,5 @@
 """The commands of docs/similarity.md run as they are printed, one after the other."""
 
-from __future__ import annotations
-
 import csv
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The commands of docs/simpoint.md from programs to shared points, at a small size."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

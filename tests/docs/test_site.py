@@ -1,7 +1,5 @@
 """The site is built without a warning, and its reference names every command, key and error."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

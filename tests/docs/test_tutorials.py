@@ -1,7 +1,5 @@
 """The tutorials are true: their commands run in an empty folder next to a clone."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Scripts of benchmarks/ as modules."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Real programs under valgrind: nearly all that they execute is found in stores of blocks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

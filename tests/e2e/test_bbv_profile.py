@@ -1,7 +1,5 @@
 """`tokmill bbv profile`: block vectors, modelled and measured CPI of programs that run here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

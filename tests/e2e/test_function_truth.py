@@ -1,7 +1,5 @@
 """The truth about two programs whose difference is known, and how answers are judged by it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType

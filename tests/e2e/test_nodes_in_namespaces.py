@@ -3,8 +3,6 @@
 docs/log/2026-11-26-nodes-and-clusters.md has what was seen.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """examples/plugin, installed by pip: its source, task, figure and command work as tokmill's own."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

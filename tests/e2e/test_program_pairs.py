@@ -1,7 +1,5 @@
 """`make pairs`: programs are compiled, stripped and paired; what is there is kept."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Callable
@@ -42,7 +40,7 @@ def test_a_tree_becomes_programs_and_pairs(
     made = script.Made(tmp_path / "pairs")
     sources = script.Tree("bzip2", "1.0", tree)
     for name in ("gcc", "no-such-compiler"):
-        script.build(sources, name, ("O0", "O2", "O3"), made, 1)
+        script.build(sources, name, ("O0", "O2", "O3"), made)
     assert script.report(made) == 0
     assert made.left_out == ["bzip2-1.0 with no-such-compiler: there is no such compiler"]
     assert made.left_out[0] in capsys.readouterr().out
@@ -63,7 +61,7 @@ def test_a_tree_becomes_programs_and_pairs(
     assert facts["left_out"] == made.left_out and "gcc" in facts["compilers"]
     # The same again compiles nothing.
     before = bare.stat().st_mtime_ns
-    script.build(sources, "gcc", ("O0", "O2", "O3"), made, 1)
+    script.build(sources, "gcc", ("O0", "O2", "O3"), made)
     assert bare.stat().st_mtime_ns == before
     lift_files([str(made.folder / "programs")], tmp_path / "graphs")
     store = quick_build("pairs", tmp_path / "graphs", tmp_path / "store", walks=1, **options)

@@ -1,7 +1,5 @@
 """The report in a real browser: it renders, in light and in dark, and asks for nothing."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

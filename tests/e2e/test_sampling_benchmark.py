@@ -1,7 +1,5 @@
 """What benchmarks/sampling_cpi.py says of methods that choose intervals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import ModuleType
 

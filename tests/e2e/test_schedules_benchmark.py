@@ -1,7 +1,5 @@
 """The benchmark of schedules: peers compute what modules compute, and its tables say what is so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType

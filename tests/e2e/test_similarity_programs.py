@@ -1,7 +1,5 @@
 """`make similarity`: projects are compiled in several ways, split by project, and frozen."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 docs/log/2026-11-26-slurm.md has the same on a real one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

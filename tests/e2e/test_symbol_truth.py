@@ -1,7 +1,5 @@
 """The truth of the benchmark of lifters: what symbols say, how starts are scored against it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType

@@ -3,8 +3,6 @@
 Needs the package registry that pip is configured for; without it everything here is skipped.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zipfile

@@ -1,7 +1,5 @@
 """Runs, checkpoints and public models, and all that reads them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import itertools

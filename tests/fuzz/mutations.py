@@ -3,8 +3,6 @@
 A mutation is a pure function of the good bytes and a number, so a failure is replayed by its seed.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What a reader of files is to the harness: a line of the table."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ the good ones is wrong; the other formats have no redundancy, and many a damaged
 good one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

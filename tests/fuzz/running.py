@@ -6,8 +6,6 @@ runs too long or takes too much memory, the mutation it was at is a failure and 
 on with the one behind. A child says what it is at before it begins, so nothing is lost.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

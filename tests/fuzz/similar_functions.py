@@ -1,7 +1,5 @@
 """Files of function similarity: a table of functions beside its vectors, and indexes."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable
 from pathlib import Path

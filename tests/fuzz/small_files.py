@@ -1,7 +1,5 @@
 """Small files that people write or fetch: lists."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Files of rates of intervals: made and read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

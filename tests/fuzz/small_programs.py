@@ -1,7 +1,5 @@
 """Programs, graphs and vocabularies of x86 code, for the fuzz harness."""
 
-from __future__ import annotations
-
 import pickle
 import shutil
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Good tokenizers and recipes, and how they are read whole."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules, tuning specs and measurements of MLIR modules: made and read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Damaged files of every kind, read by every reader: a clean error, or right, and nothing else."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A small store, and all that reads one whole."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterable
 from pathlib import Path

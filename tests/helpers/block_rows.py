@@ -1,7 +1,5 @@
 """Small basic block vectors."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ It writes what TensorFlow does not write here: several blocks in the index, head
 machines, and entries that lie. What TensorFlow itself wrote is in tests/golden/tensorflow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A task that compares the rows of a step with each other: neighbours in the batch are alike."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

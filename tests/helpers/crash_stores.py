@@ -1,7 +1,5 @@
 """Small inputs that give several shards, and what a store's folder holds."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A small program in two versions."""
 
-from __future__ import annotations
-
 OLD = r"""
 #include <stdio.h>
 __attribute__((noinline)) int twice(int x) { return x * 77 + 2; }

@@ -1,7 +1,5 @@
 """Two small programs, written by hand, and what became of their functions."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tokmill.x86.diff.result import Diff

@@ -3,8 +3,6 @@
 They are written from the documents alone, as slowly and as plainly as they stand there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What a child may do with a schedule: answer, crash, hang, fill the memory."""
 
-from __future__ import annotations
-
 import ctypes
 import time
 from typing import Any

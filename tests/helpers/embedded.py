@@ -1,7 +1,5 @@
 """Vectors of a store's records, without an overlay that stays."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stores with labels and references: what entries of several records are made of."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -7,8 +7,6 @@ command begins: what it counts are the command's own system calls.
 Run as a script this file is the server: it reads one JSON request a line and answers in kind.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Stores of functions with the keys of programs, and plain-Python twins of what mining says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple

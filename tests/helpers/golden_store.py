@@ -3,8 +3,6 @@
 It is made once for a format, and from the first release on kept for ever: a later program reads it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import shutil

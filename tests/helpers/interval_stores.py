@@ -1,7 +1,5 @@
 """Stores of intervals: programs that run through phases, each with blocks of its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

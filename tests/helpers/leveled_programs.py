@@ -1,7 +1,5 @@
 """Small programs of two projects, compiled at several levels, in folders that say so."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from x86_programs import C_SOURCE, compiles

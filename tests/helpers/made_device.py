@@ -5,8 +5,6 @@ device `meta` be mixed with others.) What code asks a tensor for, by `int` and `
 as it was on the CPU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions by a few columns, for tests of what is paired and measured."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measurements of schedules without running them: a formula of the actions, and some noise."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small stores and inputs for tests, and plain-Python twins of what tokmill does in columns."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Functions that are called in a child and do what foreign code may do."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -1,7 +1,5 @@
 """Servers of objects on loopback, and a proxy that does to their answers what networks do."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

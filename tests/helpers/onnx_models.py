@@ -3,8 +3,6 @@
 `python tests/helpers/onnx_models.py resnet18 mobilenet_v2 gpt2 -o FOLDER` writes them.
 """
 
-from __future__ import annotations
-
 import argparse
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Graphs that say what they import and which strings they have, for pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

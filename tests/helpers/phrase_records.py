@@ -1,7 +1,5 @@
 """Random records that are sequences of phrases, and their expansion by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

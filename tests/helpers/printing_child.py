@@ -1,7 +1,5 @@
 """What a child may do with a schedule: print megabytes, and never end to print."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

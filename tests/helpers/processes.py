@@ -1,7 +1,5 @@
 """Calls in several real processes that stand to each other as torchrun would have started them."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import warnings

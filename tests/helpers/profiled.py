@@ -1,7 +1,5 @@
 """Real programs under valgrind, and stores of the blocks of what they run."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Random schedules of modules that every generator writes: what came of them, by operation."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Iterable

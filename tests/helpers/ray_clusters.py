@@ -4,8 +4,6 @@ Run as a script this file is the cluster: it reads a command a line, and answers
 It is a process of its own, as Ray reads its environment when it is imported.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

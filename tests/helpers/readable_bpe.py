@@ -1,7 +1,5 @@
 """Training of byte-level BPE by the readable functions of `tokmill.text.learning.bpe`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tokmill.text.learning.bpe import TieBreak, check_request, count_words, train_words

@@ -1,7 +1,5 @@
 """Small stores, written without a tokenizer, and folders of runs as reports read them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter

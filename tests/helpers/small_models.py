@@ -1,7 +1,5 @@
 """A small model of every kind in the table, with weights that leave nothing near 0."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

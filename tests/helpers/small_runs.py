@@ -1,7 +1,5 @@
 """A few real runs of a few steps: two learning rates and three seeds, and one more vocabulary."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

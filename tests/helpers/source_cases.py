@@ -3,8 +3,6 @@
 A new line in that table needs one in `CASES`.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable, Sequence

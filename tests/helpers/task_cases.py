@@ -1,7 +1,5 @@
 """What each task is tried with: stores of walks, sentences and labels, and a recipe on them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

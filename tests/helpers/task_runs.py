@@ -1,7 +1,5 @@
 """Trainings of several tasks: whole, and stopped in the middle and resumed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A child that measures nothing: it tells who it is."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

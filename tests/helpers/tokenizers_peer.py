@@ -1,7 +1,5 @@
 """What Hugging Face's `tokenizers` makes of whole texts: trained merges, ids and words."""
 
-from __future__ import annotations
-
 import functools
 import json
 from pathlib import Path

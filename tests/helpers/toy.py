@@ -1,7 +1,5 @@
 """A small real store, written without a build, and recipes that fit it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path

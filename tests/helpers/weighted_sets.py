@@ -1,7 +1,5 @@
 """Stores of intervals: weighted sets of blocks of another store, as `build bbv` makes them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Real code for tests of x86: instructions of programs that are here, and the comparison."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import sysconfig

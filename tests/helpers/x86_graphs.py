@@ -1,7 +1,5 @@
 """Small graphs, written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 

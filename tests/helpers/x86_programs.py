@@ -1,7 +1,5 @@
 """Small programs for tests of the lifter, made here by the compilers that there are."""
 
-from __future__ import annotations
-
 import functools
 import os
 import re

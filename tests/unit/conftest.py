@@ -1,7 +1,5 @@
 """What unit tests share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Memory of reading a file: limited by its size, in processes that do nothing else."""
 
-from __future__ import annotations
-
 import resource
 import subprocess
 import sys

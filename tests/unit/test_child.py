@@ -1,7 +1,5 @@
 """A child that may die: whatever it does is a value or a clean error, and nothing of it is left."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

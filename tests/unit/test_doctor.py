@@ -1,7 +1,5 @@
 """The doctor: extras, failures that it must notice."""
 
-from __future__ import annotations
-
 import importlib.metadata
 
 import pytest

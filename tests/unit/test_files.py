@@ -1,7 +1,5 @@
 """Folders that go again, locks, what several writers of one place do, and what is no file."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Importing costs nothing, the public names are frozen, every module can be imported."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Public functions take what can be iterated over once, wherever they take several of something."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

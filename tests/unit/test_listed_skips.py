@@ -1,7 +1,5 @@
 """A skip that is not listed fails the session, one that is listed does not."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

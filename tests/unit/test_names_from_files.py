@@ -1,7 +1,5 @@
 """Names that come out of files lead to no other place, and only what is ours is removed."""
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Callable, Iterator

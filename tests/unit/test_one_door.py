@@ -1,7 +1,5 @@
 """What a file says is decoded in `headers`, files of stores and runs are opened in `files`."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Results made ahead in a thread, and a thread that does not end."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

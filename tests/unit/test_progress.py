@@ -1,7 +1,5 @@
 """What is said of long work, and of numbers."""
 
-from __future__ import annotations
-
 import io
 import threading
 
@@ -15,9 +13,12 @@ from tokmill.base.progress import (
 )
 
 
-def test_what_is_reached_is_shown_before_it_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_reached_is_shown_before_it_is_counted(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock, 10.0))
     progress = Progress("build", 1000, done=100)
-    progress.started -= 10
     progress.reach(600)
     assert (progress.done, progress.reached) == (100, 600)
     progress._show()

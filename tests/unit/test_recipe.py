@@ -1,7 +1,5 @@
 """Recipes: TOML, `extends`, `--set`, and errors that say where and what was meant."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

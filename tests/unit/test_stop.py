@@ -1,7 +1,5 @@
 """Signals and time limits: noticed once, given back."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """Pickles as data: equal to what Python reads, and nothing run of what was made to run."""
 
-from __future__ import annotations
-
 import collections
 import math
 import os

@@ -1,7 +1,5 @@
 """The sections of docs/coming-from-the-scripts.md, played once."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Container
 from pathlib import Path

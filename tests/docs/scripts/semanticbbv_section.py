@@ -1,7 +1,5 @@
 """What the tests of SemanticBBV's rows share: the played section, records by names of tokens."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """BERT: tokenizer, checkpoint, walks through pairs, their text, settings and trainings."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from itertools import combinations

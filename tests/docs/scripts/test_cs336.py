@@ -1,7 +1,5 @@
 """CS336: ids of both texts, flat files, and trainings from them, row by row."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import shutil

@@ -1,7 +1,5 @@
 """JSONL kit: texts, ids, windows, .npz files, checks and repairs, row by row."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import statistics

@@ -1,7 +1,5 @@
 """MLIR-RL: tokens of operations, embeddings, settings, and trainings of policies, row by row."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

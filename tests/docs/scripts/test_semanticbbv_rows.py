@@ -1,7 +1,5 @@
 """Each row about SemanticBBV: its commands run, and what they make equals a second computation."""
 
-from __future__ import annotations
-
 import csv
 import importlib
 import json

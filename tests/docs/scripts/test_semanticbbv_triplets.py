@@ -1,7 +1,5 @@
 """SemanticBBV: executions, functions at several levels, and triplets of both."""
 
-from __future__ import annotations
-
 import csv
 import json
 import platform

@@ -1,7 +1,5 @@
 """Basic block vectors as text: every producer's way of writing, and what is refused."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import re

@@ -1,7 +1,5 @@
 """Dumps of callgrind to block vectors, and the model of CPI."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Blocks of a producer that go on through several records: which, and what each gets."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """k-means, BIC, SimPoint's choice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse

@@ -1,7 +1,5 @@
 """CPI of intervals: the forms that are read, and what does not fit its trace."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

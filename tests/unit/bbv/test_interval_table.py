@@ -1,7 +1,5 @@
 """Tables of intervals are read with care."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Blocks that ran, joined with a store of blocks: every rule, and what cannot be joined."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """Marks that cut a program: which are taken, what is written at them, how intervals are put
 together of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

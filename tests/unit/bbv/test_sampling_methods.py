@@ -1,7 +1,5 @@
 """Designs and estimates."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse

@@ -1,7 +1,5 @@
 """Points that programs share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Traces without a store of blocks: blocks are called by their ids."""
 
-from __future__ import annotations
-
 import gzip
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`tokmill.build.KIND`: at run time, and as type checkers and editors see it."""
 
-from __future__ import annotations
-
 import inspect
 import runpy
 import shutil

@@ -1,7 +1,5 @@
 """Modules as MLIR-RL, tpp-mlir and torch-mlir have them: what is taken out, what is refused."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which schedule a search reports: the better one of its two best, measured again, or none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

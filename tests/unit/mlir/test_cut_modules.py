@@ -1,7 +1,5 @@
 """Modules of several operations as single problems, each counted; what is skipped says why."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

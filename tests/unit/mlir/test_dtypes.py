@@ -1,7 +1,5 @@
 """Element types of tensors: each runs, and what is wrong is seen."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """onnxruntime and OpenVINO compute what a model says, whatever its types."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Modules and schedules that were written to do harm: refused, and the parent lives."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """ONNX models and modules of IREE's dialects as operations; real models are counted."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Schedules on real execution: every action keeps the results, and no failure counts as a gain."""
 
-from __future__ import annotations
-
 import sqlite3
 import subprocess
 import sys

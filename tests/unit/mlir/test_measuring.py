@@ -1,7 +1,5 @@
 """How schedules are measured: in which process, in which order, on which inputs, kept for whom."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Operations as tokens: the document's suites for its tokenizer, and the tokenizer by fields."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

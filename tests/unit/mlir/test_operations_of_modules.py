@@ -1,7 +1,5 @@
 """Modules made from sizes, and what is found in them, in its vectors too."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Random schedules over all generators: right results or clean refusals, and nothing else."""
 
-from __future__ import annotations
-
 import pytest
 
 import random_schedules

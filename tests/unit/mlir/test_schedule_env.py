@@ -1,7 +1,5 @@
 """The environment as gymnasium wants it, and its masks."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from collections.abc import Iterator

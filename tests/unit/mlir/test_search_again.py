@@ -1,7 +1,5 @@
 """What was measured stands: a search that is repeated, or goes on, meets the same results."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`build mlir`: the sequences are those of observations, and what is left out is counted."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

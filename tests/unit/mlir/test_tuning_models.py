@@ -1,7 +1,5 @@
 """Tuning: layout and flags are compared on the whole model, and what fails is named."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

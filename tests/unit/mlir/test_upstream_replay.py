@@ -1,7 +1,5 @@
 """Schedules are files of MLIR: upstream's own `mlir-opt` of another version applies them too."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which operations can become vectors as they are: what this says is what MLIR does."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Views of the environment: fixed shapes, nothing cut, the ids of the tokenizers."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What a training remembers of modules, and schedules that are played again."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from typing import Any

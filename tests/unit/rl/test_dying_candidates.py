@@ -1,7 +1,5 @@
 """Candidates that crash, hang and fill the memory, in a real child: the training goes on."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections import Counter
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Embeddings: one interface, rows of their own, and weights that all learn."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is said of a policy: means of a step by what they count, and results of an evaluation."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

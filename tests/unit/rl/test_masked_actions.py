@@ -1,7 +1,5 @@
 """Actions of several parts: what is masked never comes, and probabilities are those of a table."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 

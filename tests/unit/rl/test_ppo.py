@@ -1,7 +1,5 @@
 """PPO beside formulas that are written out, number by number."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

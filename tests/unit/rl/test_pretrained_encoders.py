@@ -1,7 +1,5 @@
 """A policy's encoder from a run that predicted hidden fields on a store of `build mlir`."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

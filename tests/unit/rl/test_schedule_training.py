@@ -1,7 +1,5 @@
 """PPO on the session: it improves, stops, goes on to the bit, and outlives its candidates."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

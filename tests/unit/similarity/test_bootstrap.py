@@ -1,7 +1,5 @@
 """Intervals over units that are drawn again."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Whole evaluations: what is known to come out."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

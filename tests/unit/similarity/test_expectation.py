@@ -1,7 +1,5 @@
 """The closed forms, against fractions by the definition, and against pools that are drawn."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import comb
 

@@ -1,7 +1,5 @@
 """The functions of real stores: programs that were compiled here at several levels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Indexes: the nearest rows as the slow way finds them, damage, stale stores, a full disk."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

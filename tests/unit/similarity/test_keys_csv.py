@@ -1,7 +1,5 @@
 """A table of functions in a CSV file: what is read, and what is refused, with its line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

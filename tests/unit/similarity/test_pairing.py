@@ -1,7 +1,5 @@
 """Which functions are paired, and that all that is left out is counted."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Ranks by blocks of products: dense, sparse, ties, and the slow way."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import scipy.sparse

@@ -1,7 +1,5 @@
 """A folder for the programs that the tests of one process compile once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

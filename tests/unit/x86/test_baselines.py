@@ -1,7 +1,5 @@
 """Untrained baselines over the functions of a store: joined by address, products are scores."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Functions, blocks and edges of small programs whose truth is known."""
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path

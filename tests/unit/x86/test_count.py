@@ -1,7 +1,5 @@
 """Tokens of programs counted, and their different instructions."""
 
-from __future__ import annotations
-
 import csv
 import pickle
 from pathlib import Path

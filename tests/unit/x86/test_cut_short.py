@@ -1,7 +1,5 @@
 """A search that does not go to the end says so, wherever its result is shown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Hand-written code: data between functions, functions that only data names, known indices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Instructions in columns: the same as iced-x86 says one by one."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

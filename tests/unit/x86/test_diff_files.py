@@ -1,7 +1,5 @@
 """A diff as a file: what it says, read back, refused where it is none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec

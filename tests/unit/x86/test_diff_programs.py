@@ -1,7 +1,5 @@
 """Two programs, compiled here: what is found to be the same, changed, deleted and inserted."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What operands refer to is part of a function: by what it is, and not by where it lies."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Unwind tables: the ranges of functions and parts, and landing pads."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """ELF files as programs: sections or segments, symbols, relocations, imports."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The logit of pairs, beside the same sum in whole numbers."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

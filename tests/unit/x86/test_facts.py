@@ -1,7 +1,5 @@
 """Imports, strings and constants of blocks, against what other tools say and what was compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

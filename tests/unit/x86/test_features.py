@@ -1,7 +1,5 @@
 """Features as sparse matrices: counted, weighed and multiplied as their formulas say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Where code begins behind padding."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

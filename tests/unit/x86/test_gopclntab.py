@@ -1,7 +1,5 @@
 """Go's own table of functions: every layout of it, wherever it lies, and damaged in any way."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

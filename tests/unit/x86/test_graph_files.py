@@ -1,7 +1,5 @@
 """Graphs as files: read back exactly, readable by others, refused where damaged."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import zlib

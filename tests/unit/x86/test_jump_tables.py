@@ -1,7 +1,5 @@
 """Switches: where their tables lie and where they lead, for what compilers make of them."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Instructions as kTrans has them (`examples/ktrans.py`); programs are in tests/docs/scripts."""
 
-from __future__ import annotations
-
 import pytest
 
 from ktrans import STREAMS, streams_of

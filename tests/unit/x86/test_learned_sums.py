@@ -1,7 +1,5 @@
 """Sums of learned vectors with code and facts: what stands around a function counts too."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Graphs of many programs: what is found in folders, kept, made again, refused."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

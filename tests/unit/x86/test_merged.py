@@ -1,7 +1,5 @@
 """Two programs as one graph: the edges of a readable twin, and what joins the two."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls that do not come back: blocks end there, and nothing behind them is followed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

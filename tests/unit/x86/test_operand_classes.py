@@ -1,7 +1,5 @@
 """Vocabularies of whole operands made smaller, and lists in which a line stands again."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

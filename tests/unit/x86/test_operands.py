@@ -1,7 +1,5 @@
 """Numbers in instructions: what is read in columns is what iced-x86 reads."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

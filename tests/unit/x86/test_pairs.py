@@ -1,7 +1,5 @@
 """Pairs of programs to records: whose tokens they are, where they begin, and what is refused."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

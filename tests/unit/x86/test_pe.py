@@ -1,7 +1,5 @@
 """PE files as programs: sections, imports, exports, unwind ranges, moved pointers."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

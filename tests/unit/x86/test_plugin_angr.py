@@ -1,7 +1,5 @@
 """The plug-in with angr: how it joins, its answer as a graph, its child process, its errors."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What debug information says of compilers, in every form that compilers here can write."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Program files: what is opened, what is refused and how, names."""
 
-from __future__ import annotations
-
 import os
 import struct
 from pathlib import Path

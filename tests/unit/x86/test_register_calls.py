@@ -1,7 +1,5 @@
 """Calls through registers whose number is known: the large code model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

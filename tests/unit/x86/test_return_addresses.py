@@ -1,7 +1,5 @@
 """Calls that nobody returns to, or that ask where they are: retpolines, data behind a call."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The public functions, and the `tokmill` rules: the tables of the documentation are true."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

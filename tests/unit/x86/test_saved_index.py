@@ -1,7 +1,5 @@
 """Functions of BinaryCorp as graphs: what they hold, which level they have, what is refused."""
 
-from __future__ import annotations
-
 import copyreg
 import pickle
 import platform

@@ -1,7 +1,5 @@
 """The `semanticbbv` rules: which operand a printed one is. tests/docs/scripts holds the rest."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

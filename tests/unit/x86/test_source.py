@@ -1,7 +1,5 @@
 """Programs to records: what stands in them is what the program holds, however it is cut."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of pointers to functions: callbacks that only their places tell apart."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

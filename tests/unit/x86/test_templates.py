@@ -1,7 +1,5 @@
 """The cache of templates: numbers, tables, borders of the cache, errors."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Copies of functions: what tells them apart, and how sure a match of them is."""
 
-from __future__ import annotations
-
 import numpy as np
 from scipy import sparse
 

@@ -1,7 +1,5 @@
 """Lists of tokens: closed, counted, frozen."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Lists of tokens in files of three forms, and in the two older arrangements."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter, defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random walks: along edges only, the same in any company, as a plain loop would walk them."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Programs and machine code as ids in memory, and back as text."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -204,11 +204,6 @@ class Decoding:
         """What pairs of values are multiplied by at each position."""
 
     def begin(self, columns: Mapping[str, Tensor], starts: Tensor) -> Tensor:
-        """Forget all rows and read others; return the hidden states (B, D) of their last ids.
-
-        `columns`: name → (B, T) int64, rows flush right; `starts`: (B,) int64, below T, where each
-        begins.
-        """
         rows, length = next(iter(columns.values())).shape
         self.caches, self.filled, self.starts_B = [], 0, starts.to(self.device)
         self._grow_caches(rows, length + 1)

@@ -5,8 +5,6 @@ Operands are left out, because readers decode the bytes themselves. A string is 
 instruction of the block that refers to it. Jumps to other functions count as calls.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 
