@@ -10,7 +10,7 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
-from tokmill.mlir.modules import toolkit
+from tokmill.mlir.modules import importing, toolkit
 
 FLAGS = (
     "--iree-hal-target-device=local",
@@ -22,6 +22,11 @@ _REMOVED = re.compile(
     r"rsqrt|square|tanh|erf|max|min|powf|select)\b"
 )
 """Named operations that IREE 3.13 no longer reads."""
+
+
+def flags_of(module: str) -> list[str]:
+    """Return `FLAGS`, and for a module with tensors of f64 the one that keeps them."""
+    return [*FLAGS, *importing.keeping(module)]
 
 
 class Refused(TokmillError):
@@ -42,14 +47,14 @@ def generalized(module: str) -> str:
 
 
 def compiled(module: str, flags: Sequence[str] = ()) -> bytes:
-    """Return the program of a module, as `iree-compile` makes it with `FLAGS` and some more.
+    """Return the program of a module, as `iree-compile` makes it with `flags_of` and some more.
 
     Raises `Refused`.
     """
     api = plugins.require("iree.compiler.api")
     session = api.Session()
     try:
-        session.set_flags(*FLAGS, *flags)
+        session.set_flags(*flags_of(module), *flags)
     except ValueError as error:
         raise Refused(f"IREE does not know the flag: {error}", hint="see iree-compile") from None
     with session.invocation() as invocation:

@@ -96,7 +96,7 @@ def tune(
         remove_leftovers(out.parent, weights.name)
         given = _read(model, module, weights, parameters, until)
         from tokmill.mlir.iree import tune as tuning
-        from tokmill.mlir.iree.compiler import FLAGS, generalized
+        from tokmill.mlir.iree.compiler import flags_of, generalized
 
         with contextlib.nullcontext() if quiet else elapsed(lambda: line):
             # The printed line is for IREE, so what it reads is what is tuned.
@@ -111,7 +111,7 @@ def tune(
         path = given.path
         if path is None or result.module != given.text or path.suffix != ".mlir":
             path = write_file(module, result.module)
-    flags = [*FLAGS, *result.best.way.flags]
+    flags = [*flags_of(result.module), *result.best.way.flags]
     _print(result, shlex.join(["iree-compile", str(path), "-o", "MODULE.vmfb", *flags]), as_json)
 
 
