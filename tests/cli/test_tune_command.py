@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,13 +111,13 @@ def test_the_printed_line_compiles_operations_that_iree_does_not_name(
     compiles(tuned(here, module, tmp_path / "sum")["compile"], tmp_path)
 
 
-def shown(best: int, moved: float, capsys: Any) -> str:
+def shown(best: int, moved: float, capsys: Any, engines: Sequence[Timed] = ()) -> str:
     tried = [
         Timed(way=Way(name, FLAGS[name]), nanoseconds=ns, noise=0.0, error=0.0, allowed=1e-6,
               moved=moved)
         for name, ns in (("default", 1e6), ("O3", 5e5))
     ]  # fmt: skip
-    result = Tuned(tried=tried, best=tried[best], module="", engines=[])
+    result = Tuned(tried=tried, best=tried[best], module="", engines=list(engines))
     rl_tune._print(result, "iree-compile", False)
     said: str = capsys.readouterr().err
     return said
@@ -128,6 +128,13 @@ def test_without_a_gain_nothing_is_to_be_applied(capsys: Any) -> None:
         said = shown(best, 9.0, capsys)
         assert ("to apply it" in said) == (best == 1)
         assert ("nothing is faster than IREE's default" in said) == (best == 0)
+
+
+def test_an_engine_with_other_results_is_said(capsys: Any) -> None:
+    other = Timed(way=Way("onnxruntime", ()), status="wrong", error=0.5, allowed=1e-6)
+    assert "onnxruntime gives other results than IREE's default" in shown(1, 9.0, capsys, [other])
+    other.status = "ok"
+    assert "other results" not in shown(1, 9.0, capsys, [other])
 
 
 @pytest.mark.parametrize("moved", [0.0, 1e-9, 0.5, float("nan")])

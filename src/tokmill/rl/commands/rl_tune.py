@@ -208,6 +208,12 @@ def _print(result: Any, line: str, as_json: bool) -> None:
             for one in [*result.tried, *result.engines]
         ],
     )
+    for one in result.engines:
+        if one.status == "wrong":
+            say(
+                f"note: {one.way.name} gives other results than IREE's default, by {one.error:.1e} "
+                f"of the largest ({one.allowed:.1e} is allowed); either may compute the model wrong"
+            )
     if best is default:
         say(
             f"nothing is faster than IREE's default, {default.nanoseconds / 1e6:.5g} ms, by more "

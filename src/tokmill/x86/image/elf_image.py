@@ -312,9 +312,13 @@ LONG_ENTRY, SHORT = 16, 8
 """Bytes of an entry of a linkage table, and of one that is never resolved lazily."""
 LAZY_ENTRY = re.compile(
     rb"\xff[\x25\xa3].{4}\x68.{4}\xe9"  # jmp [slot]; push number; jmp first
-    rb"|\xf3\x0f\x1e[\xfa\xfb]\x68.{4}\xf2?\xe9",  # endbr; push number; jmp first
+    rb"|\xf3\x0f\x1e[\xfa\xfb]\x68.{4}\xf2?\xe9"  # endbr; push number; jmp first
+    rb"|(\xf3\x0f\x1e\xfa)?\x41\xbb.{4}\xff\x25"  # mold's, see `NUMBERED`
+    rb"|\xf3\x0f\x1e\xfb\xb9.{4}\xff[\x25\xa3]",
     re.DOTALL,
 )
+NUMBERED = {64: (b"\x41\xbb", 6), 32: (b"\xb9", 5)}
+"""What mold puts before the jump, `mov r11d, number` or `mov ecx, number`, and its bytes."""
 ENTRY = re.compile(
     rb"\xf3\x0f\x1e[\xfa\xfb]\xf2?\xff[\x25\xa3].{4}(\x66?\x0f\x1f\x44\0\0|\xcc+|\x90+)",
     re.DOTALL,
@@ -329,8 +333,8 @@ def find_stubs(program: Program) -> None:
     """Name the import stubs of a linked program.
 
     A stub is `jmp [slot]` (FF 25; in 32-bit position-independent code FF A3, relative to EBX),
-    with or without ENDBR and a BND prefix. If the file has no section table, the stubs are cut out
-    of the code as separate sections.
+    with or without ENDBR, a BND prefix, and mold's number. lld's retpolines load the slot into R11.
+    If the file has no section table, the stubs are cut out of the code as separate sections.
     """
     addresses, names, targets = [], [], []
     sections = []
@@ -340,6 +344,9 @@ def find_stubs(program: Program) -> None:
             sections.append(section)
             continue
         place, slot = _jumps(program, section)
+        if section.stubs and program.bits == 64:
+            loads, loaded = _retpolines(section)
+            place, slot = np.append(place, loads), np.append(slot, loaded)
         is_slot = member(slot, program.slot_address)
         if not section.name:
             is_slot[is_slot] = _are_entries(section, place[is_slot])
@@ -374,9 +381,24 @@ def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
         slot &= np.uint64(0xFFFFFFFF)
     bound = (place > 0) & (data[place - 1] == 0xF2)
     place = place - bound
+    number, size = NUMBERED[program.bits]
+    ahead = np.maximum(place - size, 0)[:, None] + np.arange(len(number))
+    numbered = (data[ahead] == np.frombuffer(number, np.uint8)).all(axis=1) & (place >= size)
+    place = place - size * numbered
     before = np.maximum(place - 4, 0)[:, None] + np.arange(4)
     landing = (data[before][:, None, :] == LANDING).all(axis=2).any(axis=1) & (place >= 4)
     return place - 4 * landing, slot
+
+
+def _retpolines(section: Section) -> tuple[Array, Array]:
+    """Return the places (i8) and slots of `mov r11, [slot]` and a call or jump, as lld writes."""
+    data = section.linked
+    place = np.arange(0, len(data) - LONG_ENTRY + 1, LONG_ENTRY)
+    head = data[place[:, None] + np.arange(3)]
+    loads = (head == np.frombuffer(b"\x4c\x8b\x1d", np.uint8)).all(axis=1)
+    place = place[loads & np.isin(data[place + 7], (0xE8, 0xE9))]
+    slot = (numbers_at(data, place + 3, "<i4") + place + 7).astype(np.uint64)
+    return place, slot + np.uint64(section.address)
 
 
 def _are_entries(section: Section, place: Array) -> Array:
