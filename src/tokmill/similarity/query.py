@@ -54,7 +54,7 @@ def named(store: Store, record: int) -> Named:
     return Named(record, address=int(shard["address"][local]), **texts)
 
 
-def check_no_walks(store: Store) -> None:
+def refuse_walks(store: Store) -> None:
     """Refuse a store of walks: several are of one function, and neighbours would be walks."""
     if "walk" in store.schema:
         raise UsageError(
@@ -85,7 +85,7 @@ def find_function(
                 where=str(store.path),
                 hint="`tokmill build x86` makes stores of functions",
             )
-    check_no_walks(store)
+    refuse_walks(store)
     if not function and address is None:
         raise UsageError(
             "no function is named", hint="--function NAME, or --address with --program"
@@ -203,7 +203,6 @@ def hits_of(
 
 
 def _same_program(store: Store, asked: Named) -> Array:
-    """Return which records are of the program of a function, (n,) bool."""
     same = []
     for number in range(len(store.shards)):
         shard = store.shard(number)

@@ -24,11 +24,6 @@ _REMOVED = re.compile(
 """Named operations that IREE 3.13 no longer reads."""
 
 
-def flags_of(module: str) -> list[str]:
-    """Return `FLAGS`, and for a module with tensors of f64 the one that keeps them."""
-    return [*FLAGS, *importing.keeping(module)]
-
-
 class Refused(TokmillError):
     """IREE does not compile a module."""
 
@@ -47,14 +42,14 @@ def generalized(module: str) -> str:
 
 
 def compiled(module: str, flags: Sequence[str] = ()) -> bytes:
-    """Return the program of a module, as `iree-compile` makes it with `flags_of` and some more.
+    """Return the program of a module, as `iree-compile` makes it with `FLAGS` and some more.
 
     Raises `Refused`.
     """
     api = plugins.require("iree.compiler.api")
     session = api.Session()
     try:
-        session.set_flags(*flags_of(module), *flags)
+        session.set_flags(*FLAGS, *importing.keeping(module), *flags)
     except ValueError as error:
         raise Refused(f"IREE does not know the flag: {error}", hint="see iree-compile") from None
     with session.invocation() as invocation:

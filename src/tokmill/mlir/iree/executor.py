@@ -128,7 +128,6 @@ class Program:
 
 
 def _entry(module: Any) -> str:
-    """Return the function of a program that a user calls."""
     names = [
         name
         for name in module.function_names

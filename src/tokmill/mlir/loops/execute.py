@@ -86,7 +86,6 @@ class Kernel:
         return (time.thread_time_ns() - since) / times
 
     def poison(self) -> None:
-        """Overwrite the outputs."""
         dtypes.poison(self.outputs)
 
     @property

@@ -164,7 +164,6 @@ def _tool(
     hint: str,
     until: float,
 ) -> None:
-    """Run a tool; raises `TokmillError` with the first error that it prints."""
     command = [*_program(tool), *map(str, arguments)]
     left = until - time.monotonic()
     try:
@@ -181,7 +180,6 @@ def _tool(
 
 
 def _reason(output: str) -> str:
-    """Return the first error of MLIR, or the last line of a Python error."""
     match = re.search(r"error: (.*)", output)
     lines = [line for line in output.strip().splitlines() if line and not line.startswith(" ")]
     return (match[1] if match else lines[-1] if lines else "it does not say why")[:300]

@@ -96,7 +96,8 @@ def tune(
         remove_leftovers(out.parent, weights.name)
         given = _read(model, module, weights, parameters, until)
         from tokmill.mlir.iree import tune as tuning
-        from tokmill.mlir.iree.compiler import flags_of, generalized
+        from tokmill.mlir.iree.compiler import FLAGS, generalized
+        from tokmill.mlir.modules.importing import keeping
 
         with contextlib.nullcontext() if quiet else elapsed(lambda: line):
             # The printed line is for IREE, so what it reads is what is tuned.
@@ -111,7 +112,7 @@ def tune(
         path = given.path
         if path is None or result.module != given.text or path.suffix != ".mlir":
             path = write_file(module, result.module)
-    flags = [*flags_of(result.module), *result.best.way.flags]
+    flags = [*FLAGS, *keeping(result.module), *result.best.way.flags]
     _print(result, shlex.join(["iree-compile", str(path), "-o", "MODULE.vmfb", *flags]), as_json)
 
 
@@ -161,7 +162,6 @@ def _imported(path: Path, weights: Path, parameters: Path | None, until: float) 
 
 
 def _length(text: str, where: str, until: float) -> int:
-    """Return how many numbers the longest sum of a model adds."""
     from tokmill.mlir.modules import cut
     from tokmill.mlir.modules.guard import check
 

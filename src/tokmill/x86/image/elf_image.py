@@ -104,7 +104,6 @@ def read_elf(data: Array, path: str) -> Program:
 
 
 def _mapped(elf: Elf) -> list[Section]:
-    """Return the sections that are loaded; none where no section holds code."""
     result = []
     for number, section in enumerate(elf.sections):
         if section["flags"] & ALLOC and section["type"] != NOBITS:
@@ -272,7 +271,6 @@ def _covered(address: Array, start: Array, size: Array) -> Array:
 
 
 def _starts(elf: Elf, program: Program) -> Array:
-    """Return what the loader calls: initialisers and finalisers."""
     addresses = [elf.dynamic.get(tag, 0) for tag in (Tag.INIT, Tag.FINI)]
     tables = [(elf.dynamic.get(at, 0), elf.dynamic.get(size, 0)) for at, size in Tag.ARRAYS]
     for section in program.sections:
@@ -425,7 +423,6 @@ def _are_entries(section: Section, place: Array) -> Array:
 
 
 def _cut_out(section: Section, place: Array) -> list[Section]:
-    """Return the parts of a section; parts with stubs are marked."""
     parts, done = [], 0
     for run in np.split(place, np.flatnonzero(np.diff(place) > GAP) + 1) if len(place) else []:
         start, stop = int(run[0]), min(int(run[-1]) + LONG_ENTRY, len(section.data))

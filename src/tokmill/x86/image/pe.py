@@ -173,7 +173,6 @@ def _name_slots(program: Program, binary: Any, base: int) -> None:
 
 
 def _read_tables(program: Program, binary: Any, base: int) -> None:
-    """Read the unwind ranges (x86-64) and the pointers that a loader moves."""
     directories = _directories(binary)
     table = directories.get(3)
     if program.bits == 64 and table is not None and table.rva:

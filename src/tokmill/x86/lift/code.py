@@ -111,7 +111,6 @@ class Code:
         return result
 
     def add_data(self, begin: Array, end: Array) -> None:
-        """Mark the bytes between some offsets as data."""
         begin, end = np.append(self.data_begin, begin), np.append(self.data_end, end)
         order = np.argsort(begin, kind="stable")
         begin, end = begin[order], np.maximum.accumulate(end[order])
