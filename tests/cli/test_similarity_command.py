@@ -3,8 +3,9 @@
 import csv
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from leveled_programs import LAYOUT, leveled
 from making import quick_build, write_store
 from tokmill import plugins
 from tokmill.cli import main
+from tokmill.similarity import query
 from tokmill.similarity.commands.similarity_query import _print
 from tokmill.similarity.functions import NAMES
 from tokmill.similarity.query import Hit, Named
@@ -248,6 +250,54 @@ def test_functions_of_a_large_program_hide_no_others(here: Here, tmp_path: Path)
             hits = json.loads(here(*command, "--top", str(top))[0])["hits"]
             names = [hit["function"]["function"] for hit in hits]
             assert names == ["f300", "f301", "f302"][:top]
+
+
+def records(kinds: Sequence[str], rows: list[dict[str, Any]], folder: Path) -> Store:
+    """Make a store of functions of one token, with columns of numbers for each."""
+    schema = Schema({
+        "token": Column(dtype="u1", per="token"),
+        **{name: Column(dtype="u8", per="record") for name in kinds},
+        **{name: Column(dtype="utf8", per="record") for name in NAMES},
+    })  # fmt: skip
+    write_store(
+        folder, schema, [[dict.fromkeys(NAMES, "f") | {"token": [1]} | one for one in rows]]
+    )
+    return Store(folder)
+
+
+def test_others_reads_no_name_of_the_own_program(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [{"address": n, "program": "own"} for n in range(99)]
+    store = records(["address"], [*rows, {"address": 5, "program": "other"}], tmp_path / "s")
+    asked = query.named(store, 3)
+    read: list[int] = []
+    known = query.named
+
+    def counted(store: Store, record: int) -> Named:
+        read.append(record)
+        return known(store, record)
+
+    monkeypatch.setattr(query, "named", counted)
+    hits = query.hits_of(
+        store,
+        asked,
+        lambda most: (np.arange(100)[:most], np.ones(100)[:most]),
+        2,
+        other_programs=True,
+    )
+    assert [hit.function.program for hit in hits] == ["other"]
+    assert read == [99]
+
+
+def test_walks_are_no_functions(here: Here, tmp_path: Path) -> None:
+    rows = [{"address": 9, "walk": number} for number in range(2)]
+    records(["address", "walk"], rows, tmp_path / "s")
+    np.save(tmp_path / "v.npy", np.ones((2, 3)))
+    given = (tmp_path / "v.npy", tmp_path / "s")
+    for command in (("query", *given, "--function", "f"), ("index", *given, "-o", tmp_path / "i")):
+        err = here("similarity", *command, code=2)[1]
+        assert "the store holds walks" in err and "--unit function" in err, err
 
 
 @pytest.mark.parametrize(

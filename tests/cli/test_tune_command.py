@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +109,13 @@ def test_the_printed_line_compiles_operations_that_iree_does_not_name(
     compiles(tuned(here, module, tmp_path / "sum")["compile"], tmp_path)
 
 
-def shown(best: int, moved: float, capsys: Any) -> str:
+def shown(best: int, moved: float, capsys: Any, engines: Sequence[Timed] = ()) -> str:
     tried = [
         Timed(way=Way(name, FLAGS[name]), nanoseconds=ns, noise=0.0, error=0.0, allowed=1e-6,
               moved=moved)
         for name, ns in (("default", 1e6), ("O3", 5e5))
     ]  # fmt: skip
-    result = Tuned(tried=tried, best=tried[best], module="", engines=[])
+    result = Tuned(tried=tried, best=tried[best], module="", engines=list(engines))
     rl_tune._print(result, "iree-compile", False)
     said: str = capsys.readouterr().err
     return said
@@ -126,6 +126,13 @@ def test_without_a_gain_nothing_is_to_be_applied(capsys: Any) -> None:
         said = shown(best, 9.0, capsys)
         assert ("to apply it" in said) == (best == 1)
         assert ("nothing is faster than IREE's default" in said) == (best == 0)
+
+
+def test_an_engine_with_other_results_is_said(capsys: Any) -> None:
+    other = Timed(way=Way("onnxruntime", ()), status="wrong", error=0.5, allowed=1e-6)
+    assert "onnxruntime gives other results than IREE's default" in shown(1, 9.0, capsys, [other])
+    other.status = "ok"
+    assert "other results" not in shown(1, 9.0, capsys, [other])
 
 
 @pytest.mark.parametrize("moved", [0.0, 1e-9, 0.5, float("nan")])
@@ -144,3 +151,54 @@ def test_a_model_whose_operations_stand_in_a_loop_is_tuned_as_a_whole(
     assert "default" in {one["name"] for one in told["tried"] if one["status"] == "ok"}
     # The printed line is one for a shell.
     assert shlex.split(told["compile"])[1] in (str(module), f"{name}.model.mlir")
+
+
+def onnx_model(path: Path, nodes: Any, inputs: Any, outputs: Any, weights: Any = ()) -> Path:
+    """Write a model of opset 18; inputs and outputs are names with their type and sizes."""
+    import onnx
+    from onnx import helper, numpy_helper
+
+    kind = helper.make_tensor_value_info
+    values = [[kind(*one) for one in some] for some in (inputs, outputs)]
+    named = [numpy_helper.from_array(array, name) for name, array in weights]
+    graph = helper.make_graph([helper.make_node(*one) for one in nodes], "g", *values, named)
+    opset = [helper.make_opsetid("", 18)]
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
+    return path
+
+
+def test_an_input_that_a_model_does_not_use_is_given_all_the_same(
+    tmp_path: Path, here: Here
+) -> None:
+    from onnx import TensorProto
+
+    kinds = [("before", TensorProto.INT64, [3]), ("x", 1, [8, 8]), ("after", 1, [2, 5])]
+    model = onnx_model(tmp_path / "m.onnx", [("Relu", ["x"], ["y"])], kinds, [("y", 1, [8, 8])])
+    told = tuned(here, model, tmp_path / "some")
+    assert {one["status"] for one in told["tried"] + told["engines"]} == {"ok"}
+    assert told["other_input_difference"] > told["allowed_error"]
+    compiles(told["compile"], tmp_path)
+
+
+@pytest.mark.parametrize("form", ["onnx", "linalg"])
+def test_f64_stays_f64(form: str, tmp_path: Path, here: Here) -> None:
+    import numpy as np
+    from onnx import TensorProto
+
+    if form == "onnx":
+        # In f32 each of these weights is 1.
+        weights = 1 + np.arange(64.0).reshape(8, 8) * 1e-10
+        x, y = [(name, TensorProto.DOUBLE, [8, 8]) for name in "xy"]
+        nodes = [("MatMul", ["x", "w"], ["y"])]
+        model = onnx_model(tmp_path / "m.onnx", nodes, [x], [y], [("w", weights)])
+    else:
+        model = tmp_path / "m.mlir"
+        model.write_text(LOOP.replace("f32", "f64"))
+    told = tuned(here, model, tmp_path / "some")
+    assert {one["status"] for one in told["tried"]} == {"ok"}
+    if form == "onnx":
+        assert told["engines"][0] | {"milliseconds": 0} == {
+            "name": "onnxruntime", "status": "ok", "milliseconds": 0,
+        }  # fmt: skip
+    compiles(told["compile"], tmp_path)
+    assert "--iree-input-demote-f64-to-f32=false" in told["compile"]

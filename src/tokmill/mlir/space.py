@@ -81,7 +81,6 @@ class Space:
         return plain[kind]
 
     def text(self, problem: Problem, schedule: Any) -> str:
-        """Return a schedule as a file."""
         states = legal.replay(problem.operations, schedule)
         return actions.text(schedule, legal.decomposed(states))
 

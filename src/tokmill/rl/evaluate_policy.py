@@ -85,7 +85,6 @@ def evaluate(
 
 
 def summary(results: Sequence[Evaluated]) -> dict[str, Any]:
-    """Return geometric means and shares over modules."""
     return {
         "zero_shot": outcome([one.first for one in results]),
         "best": outcome([one.best for one in results]),

@@ -165,7 +165,6 @@ def write_index(path: Path, store: Store, matrix: Array, *, of: str) -> IndexFac
 
 
 def _chunks(facts: IndexFacts, matrix: Array) -> Iterator[bytes | memoryview]:
-    """Yield the header, and the rows with length 1."""
     metadata = {"format": FORMAT, "facts": msgspec.json.encode(facts).decode()}
     yield tensor_header_bytes([(ARRAY, TYPE, matrix.shape)], metadata)
     unit = Rows(matrix)

@@ -72,7 +72,6 @@ def _code(texts: Coded) -> Array:
 
 
 def _rows(path: Path, file: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of its last line, cells) of each row that is not empty."""
     reader = csv.reader(file, strict=True)
     try:
         for row in reader:

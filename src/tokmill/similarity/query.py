@@ -54,6 +54,17 @@ def named(store: Store, record: int) -> Named:
     return Named(record, address=int(shard["address"][local]), **texts)
 
 
+def refuse_walks(store: Store) -> None:
+    """Refuse a store of walks: several are of one function, and neighbours would be walks."""
+    if "walk" in store.schema:
+        raise UsageError(
+            "the store holds walks, and several are of one function",
+            where=str(store.path),
+            hint="name a store of functions (`tokmill build x86 --unit function`); a run that "
+            "learned from walks can read it",
+        )
+
+
 def find_function(
     store: Store,
     function: str = "",
@@ -74,6 +85,7 @@ def find_function(
                 where=str(store.path),
                 hint="`tokmill build x86` makes stores of functions",
             )
+    refuse_walks(store)
     if not function and address is None:
         raise UsageError(
             "no function is named", hint="--function NAME, or --address with --program"
@@ -173,13 +185,13 @@ def hits_of(
     """
     result: list[Hit] = []
     seen = {_place(asked)}
+    left_out = _same_program(store, asked) if other_programs else np.zeros(len(store), bool)
     looked_at, wanted = 0, most * MORE + 1
     while True:
         rows, scores = nearest(wanted)
         pairs = zip(rows.tolist(), scores.tolist(), strict=True)
         for row, score in islice(pairs, looked_at, None):
-            one = named(store, row)
-            if _place(one) in seen or (other_programs and _place(one)[:-1] == _place(asked)[:-1]):
+            if left_out[row] or _place(one := named(store, row)) in seen:
                 continue
             seen.add(_place(one))
             result.append(Hit(round(score, 6), one))
@@ -188,6 +200,16 @@ def hits_of(
         if len(rows) < wanted:
             return result
         looked_at, wanted = wanted, wanted * 16
+
+
+def _same_program(store: Store, asked: Named) -> Array:
+    same = []
+    for number in range(len(store.shards)):
+        shard = store.shard(number)
+        columns = [(name, shard.text(name, 0, len(shard))) for name in NAMES if name != "function"]
+        good = [equal(strings, getattr(asked, name)) for name, strings in columns]
+        same.append(np.all(good, axis=0))
+    return np.concatenate(same)
 
 
 def _place(one: Named) -> tuple[object, ...]:

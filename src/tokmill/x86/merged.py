@@ -118,7 +118,6 @@ class _Edges:
         """Addresses, ascending, and their nodes: blocks, entries of functions, imports."""
 
     def _add(self, source: Array, target: Array) -> None:
-        """Add edges between nodes; an edge with a node -1 is left out."""
         inside = (source >= 0) & (target >= 0)
         self.sources.append(source[inside].astype(np.int64))
         self.targets.append(target[inside].astype(np.int64))
@@ -158,7 +157,6 @@ class _Edges:
         self._add(returns + self.block, self.function[returns] + self.exit)
 
     def _in_function(self, function: Array, address: Array) -> Array:
-        """Return the node of a function's block at an address, or -1."""
         place, there = self.places.find(function, address)
         return np.where(there, place + self.block, -1)
 

@@ -192,7 +192,6 @@ class PairsSource(X86Source):
 
 
 def check(config: PairsConfig) -> None:
-    """Refuse options that do not fit together."""
     check_name("no rules are", config.rules, plugins.RULES)
     for name in config.streams:
         check_name("no stream is", name, COLUMNS)

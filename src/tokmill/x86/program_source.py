@@ -171,7 +171,6 @@ class X86Source(WholeFiles):
         return {"vocab": None, "rules": f"{rules.name} {rules.version}, iced-x86 {iced}"}
 
     def check_layout(self, names: Iterable[str]) -> None:
-        """Refuse a layout that no name fits."""
         name = None
         for name in names:
             if self.layout.fields(name) is not None:
@@ -247,7 +246,6 @@ class Caches:
         self._templates: dict[int, Templates] = {}
 
     def of(self, bits: int) -> Templates:
-        """Return the cache for code of 64 or 32 bits."""
         if bits not in self._templates:
             vocabularies = {
                 column: TokenList.from_json(self.frozen[column].data)

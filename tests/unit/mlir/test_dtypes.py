@@ -165,3 +165,16 @@ def test_truth_values_are_drawn_and_compared() -> None:
     assert dtypes.difference([drawn[0]], [~drawn[0]], 1) == (1.0, 0.0)
     dtypes.poison(drawn)
     assert np.isnan(drawn[1].astype(np.float32)).all()
+
+
+def test_each_result_is_compared_by_its_own_type() -> None:
+    half, single = np.ones(4, np.float16), np.ones(4, np.float32)
+    near, far = single + np.float32(1e-7), single + np.float32(1e-4)
+    assert dtypes.difference([half, single], [half, near], 1)[0] > 0
+    for order in ([0, 1], [1, 0]):
+        wanted, given = ([pair[i] for i in order] for pair in ([half, single], [half, far]))
+        error, allowed = dtypes.difference(wanted, given, 1)
+        assert error > 1e-5 > allowed
+    error, allowed = dtypes.difference([half, np.arange(4)], [half, np.arange(4) + 1], 1)
+    assert (error, allowed) == (1.0, 0.0)
+    assert dtypes.difference([], [], 1) == (0.0, 0.0)

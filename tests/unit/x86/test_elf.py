@@ -1,6 +1,7 @@
 """ELF files as programs: sections or segments, symbols, relocations, imports."""
 
 import struct
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -74,6 +75,58 @@ def test_import_stubs_have_the_names_of_what_they_import(
     }
     found = imports(open_program(path))
     assert shown["puts"] == found["puts"] and shown["exit"] == found["exit"]
+
+
+MOLD, MOLD_WITHOUT_ENDBR, RETPOLINE = "mold", "mold without ENDBR", "lld's retpoline"
+
+
+def rewritten(path: Path, form: str, bits: int) -> Path:
+    """Return a copy whose stubs are as another linker writes them."""
+    out = path.with_name(f"{path.name}-{form}")
+    data = bytearray(path.read_bytes())
+    (section,) = (one for one in open_program(path).sections if one.name == ".plt.sec")
+    begin = data.index(section.data.tobytes())
+    for number, at in enumerate(range(begin, begin + len(section.data), 16)):
+        entry = data[at : at + 16]
+        place = entry.index(b"\xff") + 2
+        slot = int.from_bytes(entry[place : place + 4], "little", signed=True)
+        counted, jump = struct.pack("<I", number), bytes(entry[place - 2 : place])
+        made = {
+            MOLD: b"\xf3\x0f\x1e\xfa\x41\xbb" + counted + jump,
+            MOLD_WITHOUT_ENDBR: b"\x41\xbb" + counted + jump,
+            RETPOLINE: b"\x4c\x8b\x1d",
+        }[form] if bits == 64 else b"\xf3\x0f\x1e\xfb\xb9" + counted + jump  # fmt: skip
+        if bits == 64:
+            slot += place - len(made)
+        made += struct.pack("<i", slot) + b"\xe9" * (form == RETPOLINE)
+        data[at : at + 16] = made.ljust(16, b"\xcc")
+    out.write_bytes(data)
+    out.chmod(0o755)
+    return out
+
+
+@pytest.mark.parametrize("form", [MOLD, MOLD_WITHOUT_ENDBR, RETPOLINE])
+def test_stubs_of_mold_and_retpolines(built: Path, form: str) -> None:
+    flags = ("-O1", "-fcf-protection=full", "-Wl,-z,ibtplt")
+    path = compiles(built, "ibt", C_SOURCE, *flags)
+    found = imports(open_program(path))
+    made = rewritten(path, form, 64)
+    assert imports(open_program(made)) == found
+    a, b = lift(path), lift(made)
+    assert a.function_address.tolist() == b.function_address.tolist()
+    assert a.edge_target.tolist() == b.edge_target.tolist()
+    if form != RETPOLINE:
+        ran = [subprocess.run([one], capture_output=True, check=False) for one in (path, made)]
+        assert ran[0].stdout == ran[1].stdout
+        assert imports(open_program(without_sections(stripped(made)))) == found
+
+
+def test_32_bit_stubs_of_mold(built: Path) -> None:
+    source = "int far(int); int near(int x) { return far(x) + far(x + 1); }"
+    flags = ("-m32", "-O1", "-fPIC", "-shared", "-nostdlib", "-fcf-protection", "-Wl,-z,ibtplt")
+    path = compiles(built, "ibt32", source, *flags)
+    found = imports(open_program(path))
+    assert "far" in found and imports(open_program(rewritten(path, MOLD, 32))) == found
 
 
 def test_a_program_without_section_headers_is_read_by_its_segments(built: Path) -> None:

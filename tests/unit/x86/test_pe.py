@@ -93,6 +93,11 @@ def test_chained_unwind_ranges_are_parts_of_functions(tmp_path: Path) -> None:
     path.write_bytes(data)
     assert open_program(path).unwind.fragment.tolist() == [False, True]
     assert len(lift(path).function_address) == 1
+    # A word with the low bit set is the place of another row.
+    data[at : at + 4] = (0x2600 | 1).to_bytes(4, "little")
+    path.write_bytes(data)
+    assert open_program(path).unwind.fragment.tolist() == [False, True]
+    assert len(lift(path).function_address) == 1
 
 
 def coff_functions(path: Path) -> dict[str, int]:

@@ -60,3 +60,20 @@ def test_only_a_number_that_is_still_there_counts(built: Path) -> None:
         ("CALL", at["one"]), ("JUMP", at["over"]), ("INDIRECT", 0), ("INDIRECT", 0),
         ("JUMP", at["two"]),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("by", ["gcc", "clang"])
+@pytest.mark.parametrize("level", ["-O0", "-O2"])
+def test_undefined_symbols_of_the_large_code_model(built: Path, by: str, level: str) -> None:
+    source = """
+    #include <stdlib.h>
+    int f(int a) { if (a > 3) abort(); return a + rand(); }
+    """
+    flags = (level, "-c", "-mcmodel=large", "-fno-pic")
+    path = compiles(built, f"far-{by}{level}.o", source, *flags, by=by)
+    graph = lift(path, facts=True)
+    where = dict(zip(graph.import_name, graph.import_address.tolist(), strict=True))
+    ends = [edges for _, edges in blocks_of(graph, int(graph.function_address[0])).values()]
+    assert [("CALL", where["abort"])] in ends
+    assert any(("CALL", where["rand"]) in edges and len(edges) == 2 for edges in ends)
+    assert not graph.unresolved

@@ -82,7 +82,6 @@ class BlockVectors:
 
 
 def row_sums(counts: Array, indptr: Array) -> Array:
-    """Return the sum of each row of a CSR matrix (int64)."""
     lengths = np.diff(indptr)
     sums = np.zeros(len(lengths), np.uint64)
     filled = np.flatnonzero(lengths)
@@ -113,7 +112,6 @@ def write(path: Path | str, vectors: BlockVectors) -> Path:
 
 
 def _lines(vectors: BlockVectors) -> Iterator[bytes]:
-    """Yield the text of intervals, some rows at a time."""
     for start in range(0, len(vectors), ROWS):
         edges = vectors.indptr[start : start + ROWS + 1]
         rows = []

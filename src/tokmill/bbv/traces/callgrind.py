@@ -113,7 +113,6 @@ def read_dump(path: Path, code: Code) -> Dump:
 
 
 def _checked(path: Path, dump: Dump) -> Dump:
-    """Return a dump; raises `TokmillError` if it was cut off."""
     if "Ir" not in dump.totals:
         raise TokmillError(
             "the dump of callgrind cannot be read: it does not end with its totals",

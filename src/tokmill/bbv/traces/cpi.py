@@ -165,7 +165,6 @@ def _name_of(kind: str) -> str:
 
 
 def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
-    """Return the columns that have a meaning here, or `every` one."""
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     rows: Iterator[list[str]] = (row for row in reader if row and not row[0].startswith("#"))
     first = next(rows, None)

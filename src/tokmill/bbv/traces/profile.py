@@ -294,7 +294,6 @@ def _table(
 
 
 def summed(totals: Sequence[Mapping[str, int]], events: Sequence[str]) -> Array:
-    """Return the number of events of each interval (float64)."""
     return np.array([sum(row.get(name, 0) for name in events) for row in totals], np.float64)
 
 

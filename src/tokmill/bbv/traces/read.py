@@ -141,7 +141,6 @@ class _Parser:
         return Declared(**{name: int(match[1]) for name, match in matches.items() if match})
 
     def run(self, progress: Progress) -> Iterator[BlockVectors]:
-        """Yield the rows that end in each chunk."""
         carry = b""
         for number, data in enumerate(self._content(progress)):
             text = carry + (data if number else data.removeprefix(BOM))

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
-from tokmill.mlir.modules import toolkit
+from tokmill.mlir.modules import importing, toolkit
 
 FLAGS = (
     "--iree-hal-target-device=local",
@@ -49,7 +49,7 @@ def compiled(module: str, flags: Sequence[str] = ()) -> bytes:
     api = plugins.require("iree.compiler.api")
     session = api.Session()
     try:
-        session.set_flags(*FLAGS, *flags)
+        session.set_flags(*FLAGS, *importing.keeping(module), *flags)
     except ValueError as error:
         raise Refused(f"IREE does not know the flag: {error}", hint="see iree-compile") from None
     with session.invocation() as invocation:

@@ -15,7 +15,6 @@ Arrays = Sequence[np.ndarray[Any, Any]]
 
 
 def installed() -> list[str]:
-    """Return the names of the engines that are installed."""
     return [name for name in ENGINES if find_spec(name)]
 
 

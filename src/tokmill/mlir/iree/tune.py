@@ -206,7 +206,6 @@ class _NoTimeError(TokmillError):
 
 
 def _status(error: TokmillError) -> str:
-    """Return the status of a candidate that failed: of what kind, and why."""
     if isinstance(error, ChildDied):
         died = dead(error)
         return f"{died.status}: {died.reason.partition(' calls ')[2].partition(' ')[2]}"

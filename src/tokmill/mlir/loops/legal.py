@@ -87,7 +87,6 @@ def reached(state: State, schedule: Sequence[Any]) -> State:
 
 
 def tiles(state: State, loop: int) -> list[bool]:
-    """Return for each of `TILES` whether a loop may be cut so."""
     bound, first = state.bounds[loop], loop
     for action in reversed(state.taken):
         if isinstance(action, actions.Interchange):

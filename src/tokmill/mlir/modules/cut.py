@@ -215,7 +215,6 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _alone(view: Any) -> str:
-    """Return an operation as a module of its own; raises `_SkipError`."""
     bindings, func = toolkit.ir(), plugins.require("torch_mlir.dialects.func")
     if not view.name.startswith("linalg."):
         raise _SkipError("it is no operation of linalg")
@@ -282,7 +281,6 @@ def _chain(value: Any, filled: bool) -> list[Any] | None:
 
 
 def _captured(view: Any) -> list[Any]:
-    """Return the values outside of an operation that its body reads."""
     own: set[Any] = set()
     used: dict[Any, None] = {}
     for region in view.regions:
@@ -297,7 +295,6 @@ def _captured(view: Any) -> list[Any]:
 
 
 def _copy(view: Any, new: dict[Any, Any]) -> Any:
-    """Return a copy of an operation at the insertion point, with other operands."""
     copy = view.clone().operation
     inner = [one.operation for region in copy.regions for block in region.blocks for one in
              block.operations]  # fmt: skip

@@ -95,24 +95,27 @@ def difference(
 ) -> tuple[float, float]:
     """Return the largest difference of results and the largest allowed one.
 
-    Both are in units of the largest absolute result. Sums of n numbers in another order differ by
+    Both are in units of the largest absolute result; of several results those count that differ by
+    more than is allowed for their type, if any do. Sums of n numbers in another order differ by
     some eps · sqrt(n); 16 times that is allowed, once that for floats of 16 bits, and 8 or 4 eps
     at least. Whole numbers must be equal. A number that is no number on one side alone is an
     infinite difference.
     """
-    worst, allowed = 0.0, 0.0
-    for left, right in zip(wanted, given, strict=True):
-        if not is_float(left.dtype):
-            worst = max(worst, float(np.any(left != right)))
-            continue
-        slack, least = _SLACK.get(left.dtype.itemsize, _USUAL_SLACK)
-        own = np.finfo if left.dtype.kind == "f" else plugins.require("ml_dtypes").finfo
-        eps = float(own(left.dtype).eps)
-        allowed = max(allowed, slack * eps * float(np.sqrt(max(length, 1))), least * eps)
-        left, right = left.astype(np.float64), right.astype(np.float64)
-        odd = ~np.isfinite(left) | ~np.isfinite(right)
-        if np.any(odd) and not np.array_equal(left[odd], right[odd], equal_nan=True):
-            return float("inf"), allowed
-        scale = float(np.max(np.abs(left[~odd]), initial=0.0)) or 1.0
-        worst = max(worst, float(np.max(np.abs(left[~odd] - right[~odd]), initial=0.0)) / scale)
-    return worst, allowed
+    each = [_difference(*pair, length) for pair in zip(wanted, given, strict=True)]
+    each = [(error, allowed) for error, allowed in each if not error <= allowed] or each
+    return max((one[0] for one in each), default=0.0), max((one[1] for one in each), default=0.0)
+
+
+def _difference(left: Any, right: Any, length: int) -> tuple[float, float]:
+    if not is_float(left.dtype):
+        return float(np.any(left != right)), 0.0
+    slack, least = _SLACK.get(left.dtype.itemsize, _USUAL_SLACK)
+    own = np.finfo if left.dtype.kind == "f" else plugins.require("ml_dtypes").finfo
+    eps = float(own(left.dtype).eps)
+    allowed = max(slack * eps * float(np.sqrt(max(length, 1))), least * eps)
+    left, right = left.astype(np.float64), right.astype(np.float64)
+    odd = ~np.isfinite(left) | ~np.isfinite(right)
+    if np.any(odd) and not np.array_equal(left[odd], right[odd], equal_nan=True):
+        return float("inf"), allowed
+    scale = float(np.max(np.abs(left[~odd]), initial=0.0)) or 1.0
+    return float(np.max(np.abs(left[~odd] - right[~odd]), initial=0.0)) / scale, allowed

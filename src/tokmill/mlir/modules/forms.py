@@ -122,7 +122,6 @@ def _without_clock(module: Any, where: str) -> None:
 
 
 def _erase(block: Any, where: str) -> None:
-    """Erase the calls of the clock, and what is computed of their results."""
     clocks = [
         one.operation
         for one in block.operations

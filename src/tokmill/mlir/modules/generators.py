@@ -22,7 +22,6 @@ class Tensor(NamedTuple):
 
     @property
     def type(self) -> str:
-        """Return its type, `tensor<4x8xf32>`."""
         return f"tensor<{'x'.join(map(str, self.shape))}xf32>"
 
 

@@ -83,16 +83,40 @@ def of_onnx(path: Path, parameters: Path | None = None, until: float = math.inf)
             "export it with `torch.onnx.export(…, dynamo=True, opset_version=18)` and fixed sizes",
             until,
         )
-        check_sizes(_read(torch), str(path))
+        imported = _read(torch)
+        check_sizes(imported, str(path))
         _tool(
             COMPILE,
-            [torch, "--compile-to=input", GENERIC, "-o", linalg],
+            [torch, "--compile-to=input", GENERIC, *keeping(imported), "-o", linalg],
             path,
             "IREE makes no linalg operations of it",
             "another opset, or simpler operations, may pass",
             until,
         )
-        return _read(linalg)
+        return _declared(_read(linalg), imported)
+
+
+def _declared(linalg: str, imported: str) -> str:
+    """Return a module whose function says what it takes, if it does not use all of it.
+
+    IREE keeps no type of what is not used.
+    """
+    given = re.findall(r"%arg\d+: !torch\.vtensor<\[([\d,]*)\],[su]?(\w+)>", imported)
+    if linalg.count('"hal.tensor.import"') >= len(given):
+        return linalg
+    kinds = ["x".join([*filter(None, sizes.split(",")), kind]) for sizes, kind in given]
+    inputs = ", ".join(f"%input{i}: tensor<{kind}>" for i, kind in enumerate(kinds))
+    said = f'iree.reflection = {{iree.abi.declaration = "sync func @main({inputs}) -> ()"}}'
+    head, _, tail = linalg.rpartition("{iree.abi.stub}")
+    return f"{head}{{iree.abi.stub, {said}}}{tail}"
+
+
+def keeping(module: str) -> list[str]:
+    """Return the flag that keeps tensors of f64 as they are, if a module has any.
+
+    IREE's default makes them f32, also those that functions take and return.
+    """
+    return ["--iree-input-demote-f64-to-f32=false"] if "f64>" in module else []
 
 
 def of_iree(text: str, where: str, until: float = math.inf) -> str:
@@ -140,7 +164,6 @@ def _tool(
     hint: str,
     until: float,
 ) -> None:
-    """Run a tool; raises `TokmillError` with the first error that it prints."""
     command = [*_program(tool), *map(str, arguments)]
     left = until - time.monotonic()
     try:
@@ -157,7 +180,6 @@ def _tool(
 
 
 def _reason(output: str) -> str:
-    """Return the first error of MLIR, or the last line of a Python error."""
     match = re.search(r"error: (.*)", output)
     lines = [line for line in output.strip().splitlines() if line and not line.startswith(" ")]
     return (match[1] if match else lines[-1] if lines else "it does not say why")[:300]

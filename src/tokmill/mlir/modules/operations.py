@@ -107,12 +107,10 @@ class Operation:
 
     @property
     def whole(self) -> set[int]:
-        """Return the loops that stay whole (`Access.whole`)."""
         return {loop for one in (*self.loads, *self.stores) for loop in one.whole}
 
     @property
     def iterations(self) -> int:
-        """Return how often the body runs."""
         return int(np.prod(np.array(self.bounds, object))) if self.bounds else 1
 
 

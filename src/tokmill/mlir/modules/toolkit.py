@@ -40,7 +40,6 @@ def text_of(path: Path) -> str:
 
 
 def ir() -> Any:
-    """Return MLIR's Python bindings."""
     return plugins.require("torch_mlir.ir")
 
 

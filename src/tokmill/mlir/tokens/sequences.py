@@ -64,7 +64,6 @@ def walk(given: Problem, rng: random.Random) -> Iterator[Observed]:
 
 
 def begun(given: Problem) -> Iterator[Observed]:
-    """Yield the operations in their order before any action."""
     for place, operation in enumerate(given.operations):
         producer = producer_of(given, operation)
         yield Observed(place, 0, field_tokens.tokens(legal.begin(operation), producer))

@@ -114,7 +114,6 @@ def evaluate(
 
 
 def _write(out: Path, rows: list[dict[str, Any]], problems: list[Any]) -> list[dict[str, Any]]:
-    """Write the best schedules; return the rows with their files."""
     best = [
         # The text of the schedule is in the file.
         Best(
@@ -128,7 +127,6 @@ def _write(out: Path, rows: list[dict[str, Any]], problems: list[Any]) -> list[d
 
 
 def _problems(run: Path, config: Any, modules: list[str]) -> list[Any]:
-    """Return the modules that are named, or else those that the run held out."""
     from tokmill.rl import modules as naming
 
     if config.task.kind != "schedules":

@@ -199,7 +199,6 @@ def print_results(results: list[dict[str, Any]]) -> None:
 
 
 def iree_cell(row: dict[str, Any]) -> str:
-    """Return the time by IREE's default, or why there is none."""
     return f"{row[IREE]:.5g}" if math.isfinite(row[IREE]) else str(row["iree_status"])
 
 

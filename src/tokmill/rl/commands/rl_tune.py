@@ -97,6 +97,7 @@ def tune(
         given = _read(model, module, weights, parameters, until)
         from tokmill.mlir.iree import tune as tuning
         from tokmill.mlir.iree.compiler import FLAGS, generalized
+        from tokmill.mlir.modules.importing import keeping
 
         with contextlib.nullcontext() if quiet else elapsed(lambda: line):
             # The printed line is for IREE, so what it reads is what is tuned.
@@ -111,7 +112,7 @@ def tune(
         path = given.path
         if path is None or result.module != given.text or path.suffix != ".mlir":
             path = write_file(module, result.module)
-    flags = [*FLAGS, *result.best.way.flags]
+    flags = [*FLAGS, *keeping(result.module), *result.best.way.flags]
     _print(result, shlex.join(["iree-compile", str(path), "-o", "MODULE.vmfb", *flags]), as_json)
 
 
@@ -161,7 +162,6 @@ def _imported(path: Path, weights: Path, parameters: Path | None, until: float) 
 
 
 def _length(text: str, where: str, until: float) -> int:
-    """Return how many numbers the longest sum of a model adds."""
     from tokmill.mlir.modules import cut
     from tokmill.mlir.modules.guard import check
 
@@ -208,6 +208,12 @@ def _print(result: Any, line: str, as_json: bool) -> None:
             for one in [*result.tried, *result.engines]
         ],
     )
+    for one in result.engines:
+        if one.status == "wrong":
+            say(
+                f"note: {one.way.name} gives other results than IREE's default, by {one.error:.1e} "
+                f"of the largest ({one.allowed:.1e} is allowed); either may compute the model wrong"
+            )
     if best is default:
         say(
             f"nothing is faster than IREE's default, {default.nanoseconds / 1e6:.5g} ms, by more "

@@ -122,7 +122,6 @@ def score(
 
 
 def _named(paths: list[Path], store: Any, **how: Any) -> dict[str, Array]:
-    """Return name → a vector a record, of runs and files."""
     vectors: dict[str, Array] = {}
     for path in paths:
         name, matrix = vectors_of(path, store, **how)

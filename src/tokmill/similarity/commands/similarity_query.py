@@ -12,7 +12,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import elapsed, human_bytes, human_count
 from tokmill.similarity.commands.similarity_vectors import built_of, vectors_of
 from tokmill.similarity.index import Index, check_place, is_index, write_index
-from tokmill.similarity.query import Hit, Named, find_function, hits_of, nearest_rows
+from tokmill.similarity.query import Hit, Named, find_function, hits_of, nearest_rows, refuse_walks
 from tokmill.store.store import Store
 from tokmill.terminal.frame import AsJson, At, Device, Quiet
 from tokmill.terminal.output import print_json, print_line, print_table
@@ -161,6 +161,7 @@ def index(
         )
     check_place(out)
     store = Store(place).whole()
+    refuse_walks(store)
     if not len(store):
         raise TokmillError("the store is empty", where=str(place), hint="index one with functions")
     with elapsed("index") if not quiet else contextlib.nullcontext():
@@ -174,7 +175,6 @@ def index(
 
 
 def check_given(given: Sequence[Path]) -> None:
-    """Refuse more than one kind of vectors."""
     if len(given) > 1:
         raise UsageError(
             "functions are compared by one kind of vectors",

@@ -44,7 +44,6 @@ def _pool_of(evaluation: Evaluation) -> int | None:
 
 
 def _kind(row: Row) -> str:
-    """Return what a row is one of: "" for pairs of levels, or two compilers."""
     return row.row.rpartition(" ")[0]
 
 
@@ -160,6 +159,5 @@ def _cells(value: Value) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """Return a share as .123, or 1.00."""
     text = f"{value:.3f}"
     return "1.00" if text == "1.000" else text.replace("0.", ".", 1)

@@ -85,7 +85,6 @@ def import_(
 
 
 def _read_lists(paths: Sequence[Path], rules: str, column: str) -> dict[str, Any]:
-    """Return column → list; those that do not name their rules get some."""
     from tokmill.x86.tokens.vocabularies.vocabulary import find_lists, read_list
 
     result: dict[str, Any] = {}

@@ -41,7 +41,6 @@ class Pairs:
 
 
 def pairs_of(rows: int, columns: int, *parts: tuple[Array, Array]) -> Pairs:
-    """Return the union of pairs (i, j)."""
     keys = [i.astype(np.int64) * columns + j for i, j in parts]
     return Pairs(rows, columns, distinct(np.zeros(0, np.int64), *keys))
 

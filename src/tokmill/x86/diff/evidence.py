@@ -39,7 +39,6 @@ class Weighted(NamedTuple):
     """Kind → (F,) f4, length of the rows before: how much there is; of `squares` their sum."""
 
     def put(self, kind: str, matrix: Any) -> None:
-        """Keep a matrix with rows of length 1."""
         self.total[kind] = np.sqrt(row_sums(matrix.data**2, matrix.indptr))
         self.of[kind] = normalized(matrix)
 

@@ -309,7 +309,6 @@ def _cosine_matrices(bags: list[Bag]) -> list[Any]:
 
 
 def _place(graph: Graph) -> Array:
-    """Return the place of each block in its function, from 0 to 1."""
     sizes = np.diff(graph.function_blocks)
     number = np.arange(len(graph.block_address)) - np.repeat(graph.function_blocks[:-1], sizes)
     return (number / np.maximum(np.repeat(sizes, sizes) - 1, 1)).astype(np.float32)

@@ -180,7 +180,6 @@ def _columns(
 
 
 def _left(graph: Graph, functions: Array, matched: Array) -> Array:
-    """Return the blocks of some functions that are not matched: i8, ascending."""
     inside = np.zeros(len(graph.function_address), bool)
     inside[functions] = True
     inside = np.repeat(inside, np.diff(graph.function_blocks))

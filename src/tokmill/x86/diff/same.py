@@ -122,7 +122,6 @@ def _sequences(values: Array, offsets: Array) -> Array:
 
 
 def _sums(values: Array, offsets: Array) -> Array:
-    """Return the sum modulo 2^64 of each run of values (u8)."""
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values, dtype=np.uint64)])
     return sums[offsets[1:]] - sums[offsets[:-1]]
 

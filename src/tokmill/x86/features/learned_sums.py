@@ -82,6 +82,5 @@ def own_vectors(functions: StoreFunctions, vectors: Array) -> Array:
 
 
 def _units(rows: Array) -> Array:
-    """Return rows of length 1; those of zeros stay."""
     length = np.linalg.norm(rows, axis=1, keepdims=True)
     return np.divide(rows, length, out=np.zeros_like(rows), where=length > 0)

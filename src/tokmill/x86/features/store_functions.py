@@ -66,7 +66,6 @@ class StoreFunctions:
         return self._weighed[kind]
 
     def around(self, kind: str) -> Any:
-        """Return the sum of the TF-IDF of what each function calls."""
         name = f"{kind} of callees"
         if name not in self._weighed:
             self._weighed[name] = self.calls @ self.weighed(kind)

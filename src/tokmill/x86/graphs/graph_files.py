@@ -303,7 +303,6 @@ def _placeholder(address: int) -> str:
 
 
 def _shown(graph: Graph) -> tuple[list[str], list[str]]:
-    """Return the names of the functions as they are written, raw and demangled."""
     addresses = graph.function_address.tolist()
     names = [
         name or _placeholder(address)
@@ -366,7 +365,6 @@ def _parquet(graph: Graph, facts: About) -> Iterator[bytes]:
 
 
 def _operands(graph: Graph) -> dict[str, Any]:
-    """Return the columns of references and of places on the stack."""
     arrow = plugins.require("pyarrow")
     result = {}
     for places, each, names in (
@@ -469,7 +467,6 @@ def _arrow_errors(path: Path) -> Iterator[None]:
 
 
 def _binary(column: Any) -> tuple[Array, Array]:
-    """Return the bytes (u1) and offsets (i8) of a column of bytes."""
     bounds = np.frombuffer(column.buffers()[1], np.int64)[: len(column) + 1]
     data = np.frombuffer(column.buffers()[2] or b"", np.uint8)
     return data[int(bounds[0]) : int(bounds[-1])], bounds - bounds[0]

@@ -174,7 +174,6 @@ class _Cut:
         self.edge_kind = kinds[order]
 
     def unresolved(self) -> list[tuple[int, str]]:
-        """Return address and reason of what could not be followed."""
         calls = self.jump[self.flow == Flow.CALL_INDIRECT]
         groups = [(self.jump[self.lost], "indirect jump"), (calls, "indirect call")]
         groups.append((self.broken, "no instruction"))

@@ -125,7 +125,6 @@ def _placed(
 
 
 def _add(program: Recorded, row: Any, name: str, place: str, path: Path, budget: Budget) -> None:
-    """Add a function to its program; `place` is its place in the pickle."""
     if not isinstance(row, list) or len(row) < len(FIELDS):
         kind = f"a list of {len(row)}" if isinstance(row, list) else _kind(row)
         raise _unfit(path, f"{place} is {kind}, not a list of {', '.join(FIELDS)}, …")

@@ -174,7 +174,6 @@ def _pointers(
 
 
 def _numbers(data: Array, place: Array, size: int, *, signed: bool) -> Array:
-    """Return the little-endian numbers at some places (i8 or u8)."""
     kind = f"<{'i' if signed else 'u'}{size}"
     return numbers_at(data, place, kind).astype(np.int64 if signed else np.uint64)
 

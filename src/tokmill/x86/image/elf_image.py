@@ -104,7 +104,6 @@ def read_elf(data: Array, path: str) -> Program:
 
 
 def _mapped(elf: Elf) -> list[Section]:
-    """Return the sections that are loaded; none where no section holds code."""
     result = []
     for number, section in enumerate(elf.sections):
         if section["flags"] & ALLOC and section["type"] != NOBITS:
@@ -272,7 +271,6 @@ def _covered(address: Array, start: Array, size: Array) -> Array:
 
 
 def _starts(elf: Elf, program: Program) -> Array:
-    """Return what the loader calls: initialisers and finalisers."""
     addresses = [elf.dynamic.get(tag, 0) for tag in (Tag.INIT, Tag.FINI)]
     tables = [(elf.dynamic.get(at, 0), elf.dynamic.get(size, 0)) for at, size in Tag.ARRAYS]
     for section in program.sections:
@@ -312,9 +310,13 @@ LONG_ENTRY, SHORT = 16, 8
 """Bytes of an entry of a linkage table, and of one that is never resolved lazily."""
 LAZY_ENTRY = re.compile(
     rb"\xff[\x25\xa3].{4}\x68.{4}\xe9"  # jmp [slot]; push number; jmp first
-    rb"|\xf3\x0f\x1e[\xfa\xfb]\x68.{4}\xf2?\xe9",  # endbr; push number; jmp first
+    rb"|\xf3\x0f\x1e[\xfa\xfb]\x68.{4}\xf2?\xe9"  # endbr; push number; jmp first
+    rb"|(\xf3\x0f\x1e\xfa)?\x41\xbb.{4}\xff\x25"  # mold's, see `NUMBERED`
+    rb"|\xf3\x0f\x1e\xfb\xb9.{4}\xff[\x25\xa3]",
     re.DOTALL,
 )
+NUMBERED = {64: (b"\x41\xbb", 6), 32: (b"\xb9", 5)}
+"""What mold puts before the jump, `mov r11d, number` or `mov ecx, number`, and its bytes."""
 ENTRY = re.compile(
     rb"\xf3\x0f\x1e[\xfa\xfb]\xf2?\xff[\x25\xa3].{4}(\x66?\x0f\x1f\x44\0\0|\xcc+|\x90+)",
     re.DOTALL,
@@ -329,8 +331,8 @@ def find_stubs(program: Program) -> None:
     """Name the import stubs of a linked program.
 
     A stub is `jmp [slot]` (FF 25; in 32-bit position-independent code FF A3, relative to EBX),
-    with or without ENDBR and a BND prefix. If the file has no section table, the stubs are cut out
-    of the code as separate sections.
+    with or without ENDBR, a BND prefix, and mold's number. lld's retpolines load the slot into R11.
+    If the file has no section table, the stubs are cut out of the code as separate sections.
     """
     addresses, names, targets = [], [], []
     sections = []
@@ -340,6 +342,9 @@ def find_stubs(program: Program) -> None:
             sections.append(section)
             continue
         place, slot = _jumps(program, section)
+        if section.stubs and program.bits == 64:
+            loads, loaded = _retpolines(section)
+            place, slot = np.append(place, loads), np.append(slot, loaded)
         is_slot = member(slot, program.slot_address)
         if not section.name:
             is_slot[is_slot] = _are_entries(section, place[is_slot])
@@ -374,9 +379,24 @@ def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
         slot &= np.uint64(0xFFFFFFFF)
     bound = (place > 0) & (data[place - 1] == 0xF2)
     place = place - bound
+    number, size = NUMBERED[program.bits]
+    ahead = np.maximum(place - size, 0)[:, None] + np.arange(len(number))
+    numbered = (data[ahead] == np.frombuffer(number, np.uint8)).all(axis=1) & (place >= size)
+    place = place - size * numbered
     before = np.maximum(place - 4, 0)[:, None] + np.arange(4)
     landing = (data[before][:, None, :] == LANDING).all(axis=2).any(axis=1) & (place >= 4)
     return place - 4 * landing, slot
+
+
+def _retpolines(section: Section) -> tuple[Array, Array]:
+    """Return the places (i8) and slots of `mov r11, [slot]` and a call or jump, as lld writes."""
+    data = section.linked
+    place = np.arange(0, len(data) - LONG_ENTRY + 1, LONG_ENTRY)
+    head = data[place[:, None] + np.arange(3)]
+    loads = (head == np.frombuffer(b"\x4c\x8b\x1d", np.uint8)).all(axis=1)
+    place = place[loads & np.isin(data[place + 7], (0xE8, 0xE9))]
+    slot = (numbers_at(data, place + 3, "<i4") + place + 7).astype(np.uint64)
+    return place, slot + np.uint64(section.address)
 
 
 def _are_entries(section: Section, place: Array) -> Array:
@@ -403,7 +423,6 @@ def _are_entries(section: Section, place: Array) -> Array:
 
 
 def _cut_out(section: Section, place: Array) -> list[Section]:
-    """Return the parts of a section; parts with stubs are marked."""
     parts, done = [], 0
     for run in np.split(place, np.flatnonzero(np.diff(place) > GAP) + 1) if len(place) else []:
         start, stop = int(run[0]), min(int(run[-1]) + LONG_ENTRY, len(section.data))

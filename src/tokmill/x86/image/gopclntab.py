@@ -93,7 +93,6 @@ class _Reader:
         self.code = [(one.address, one.stop) for one in sections]
 
     def table(self) -> Table | None:
-        """Return the functions; None if the table is not valid."""
         if len(self.data) < HEADER or self.data[4:8].tolist() != [0, 0, 1, self.word]:
             return None
         if int(self.data[:4].view("<u4")[0]) not in MAGICS:
@@ -112,7 +111,6 @@ class _Reader:
         return int.from_bytes(self.data[at : at + self.word].tobytes(), "little")
 
     def _entries(self, count: int, table: int) -> Array | None:
-        """Return the table of functions and its end as rows of two numbers (u8)."""
         end = table + (2 * count + 1) * SIZE
         if not 0 < count <= len(self.data) or not 0 < table < end <= len(self.data):
             return None
@@ -141,7 +139,6 @@ class _Reader:
         return next(inside, (1, 0))
 
     def _trim(self, start: Array, stop: Array) -> Array:
-        """Return the ends of functions without the padding after them (u8)."""
         low, high = self._section(start[0])
         code = self.program.read(low, high - low)
         end = (stop - np.uint64(low)).astype(np.int64)

@@ -398,7 +398,6 @@ def counted_strings(
 
 
 def _in_section(section: Section, place: Array) -> dict[int, str]:
-    """Return the strings that begin at places (i8) of a section, by address."""
     data = section.linked
     end, ended = _ends(data, place, MAY_BE)
     result = _decoded(data, place[ended], end[ended], "utf-8", section.address)
@@ -449,7 +448,6 @@ def _decoded(data: Array, begin: Array, end: Array, encoding: str, base: int) ->
 
 
 def _text(raw: bytes, encoding: str) -> str:
-    """Return some bytes as text; "" where they are too few or not printable."""
     try:
         text = raw.decode(encoding)
     except UnicodeDecodeError:

@@ -100,7 +100,6 @@ class Placement:
         return np.asarray(places, np.uint64)[rows]
 
     def offset_table(self) -> list[Section]:
-        """Return the section of these entries, if there are any."""
         data = np.asarray(list(self._entries), f"<u{self._word}").view(np.uint8)
         return [Section(".got", self._entry(0), data, data, False)] if self._entries else []
 

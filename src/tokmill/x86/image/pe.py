@@ -173,7 +173,6 @@ def _name_slots(program: Program, binary: Any, base: int) -> None:
 
 
 def _read_tables(program: Program, binary: Any, base: int) -> None:
-    """Read the unwind ranges (x86-64) and the pointers that a loader moves."""
     directories = _directories(binary)
     table = directories.get(3)
     if program.bits == 64 and table is not None and table.rva:
@@ -184,7 +183,8 @@ def _read_tables(program: Program, binary: Any, base: int) -> None:
         rows = rows[rows[:, 1] > rows[:, 0]]
         start = rows[:, 0] + np.uint64(base)
         flags = _bytes(program, rows[:, 2] + np.uint64(base)) >> 3
-        program.unwind = Unwind(start, rows[:, 1] + np.uint64(base), (flags & CHAINED) > 0)
+        chained = ((flags & CHAINED) > 0) | (rows[:, 2] & 1 > 0)
+        program.unwind = Unwind(start, rows[:, 1] + np.uint64(base), chained)
     table = directories.get(5)
     raw = program.read(base + table.rva, table.size) if table and table.rva else NOTHING
     place, slots = 0, [program.pointer_address]

@@ -288,7 +288,6 @@ def _producers(data: bytes) -> Iterator[tuple[int, str]]:
 
 
 def _section(elf: Elf, name: str) -> bytes:
-    """Return the beginning of a section, unpacked if it is compressed with zlib."""
     if name not in elf.section_names:
         return b""
     number = elf.section_names.index(name)

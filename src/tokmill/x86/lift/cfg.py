@@ -85,7 +85,6 @@ class Lifter:
         return assemble(findings, Blocks(findings))
 
     def _renew(self) -> None:
-        """Find all ways again, after instructions or jump tables were found."""
         findings, instructions = self.findings, self.findings.instructions
         # In a large program there is not enough memory for the old and the new ways.
         vars(findings).pop("ways", None)
@@ -163,7 +162,6 @@ class Lifter:
         return self._add_roots(range_gaps(self.findings.ways, self.findings.ranges))
 
     def _unnamed(self) -> bool:
-        """Search for functions outside of the ranges that tables describe."""
         findings = self.findings
         hidden = hidden_starts(findings)
         if len(hidden):

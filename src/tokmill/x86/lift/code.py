@@ -68,6 +68,8 @@ class Code:
         tables = [s for s in program.sections if s.name == "__bug_table"]
         self.warnings = distinct(np.zeros(0, np.int64), *map(self._warnings, tables))
         """i8, ascending: traps of Linux after which control goes on."""
+        self.undefined = distinct(program.import_address)
+        """u8, ascending: stubs, and invented addresses of undefined symbols."""
         own = program.import_target > 0
         self._stub, self._stub_target = program.import_address[own], program.import_target[own]
 
@@ -109,7 +111,6 @@ class Code:
         return result
 
     def add_data(self, begin: Array, end: Array) -> None:
-        """Mark the bytes between some offsets as data."""
         begin, end = np.append(self.data_begin, begin), np.append(self.data_end, end)
         order = np.argsort(begin, kind="stable")
         begin, end = begin[order], np.maximum.accumulate(end[order])
@@ -327,7 +328,7 @@ def register_calls(
         moves = ((data[at] & 0xFE) == 0x48) & ((data[at + 1] & 0xF8) == 0xB8)
         moves &= (length[before] == MOVABS) & (number == register)
         value = numbers_at(data, at[moves] + 2, "<u8")
-        in_code = code.executable(value)
+        in_code = code.executable(value) | member(value, code.undefined)
         calls.append(rows[moves][in_code])
         address.append(value[in_code])
         rows, register, before = rows[~moves], register[~moves], before[~moves]

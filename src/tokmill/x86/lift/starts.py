@@ -93,7 +93,6 @@ def hidden_starts(findings: Findings) -> Array:
 
 
 def _taken(findings: Findings) -> Array:
-    """Return the addresses (u8) that reached code takes, without labels."""
     tables = findings.tables
     value = tables.constant[findings.ways.reached(findings.instructions.row(tables.at))]
     labels = np.asarray(sorted(tables.labels), np.uint64)
@@ -120,7 +119,6 @@ def pointed_starts(findings: Findings, functions: Array, *, doubtful: bool = Fal
 
 
 def _pointed(findings: Findings) -> Array:
-    """Return the targets of pointers in memory (u8)."""
     # Which pointers are jump tables depends on the decoded instructions, which change rarely.
     decoded = len(findings.instructions.start)
     if findings.pointed[0] != decoded:
@@ -186,7 +184,6 @@ def _fresh(findings: Findings, functions: Array, address: Array) -> tuple[Array,
 
 
 def _looks(code: Code, offsets: Array) -> Array:
-    """Return which offsets begin with ENDBR or by setting up a frame pointer."""
     head = code.linked[offsets[:, None] + np.arange(4)]
     frame = np.frombuffer(PUSH_FRAME[code.bits], np.uint8)
     looks = (head[:, None, :] == LANDING).all(axis=2).any(axis=1) & ~_saves(code, offsets + 4)

@@ -152,7 +152,6 @@ def canonical_words(code: Array, lengths: Array, bits: int) -> tuple[Array, Arra
 
 
 def _opcodes(code: Array, starts: Array, ends: Array, bits: int) -> tuple[Array, Array]:
-    """Return the place of the first byte after the prefixes (n), and that byte."""
     prefix = _PREFIX[bits]
     place = starts.copy()
     first = code[place]

@@ -78,7 +78,6 @@ class SemanticbbvRules:
         }
 
     def _text(self, instruction: iced.Instruction) -> tuple[str, list[str]]:
-        """Return the printed mnemonic and operands in capitals."""
         mnemonic = self.formatter.format_mnemonic(instruction, self.no_prefixes).upper()
         if mnemonic == "NOP" or names("Code")[instruction.code] in BARE:
             return "NOP", []

@@ -251,7 +251,6 @@ class Templates:
         return np.array(numbers, np.int32)
 
     def _content(self, tokens: Tokens) -> bytes:
-        """Return the ids of a template (u4), column after column."""
         asm, mne, kind, reg, rw, eflag = (self.ids[column] for column in COLUMNS)
         count = len(tokens["asm"])
         streams = [

@@ -215,7 +215,6 @@ class TokmillRules:
 
 
 def _numbers(instruction: iced.Instruction, place: int, kind: str, operand: str) -> list[str]:
-    """Return the token of a number operand, or the two of a far pointer."""
     if kind in IMMEDIATES:
         bits = IMMEDIATES[kind]
         return [number(instruction.immediate(place), bits, f"IMM{bits}")]

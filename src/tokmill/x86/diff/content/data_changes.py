@@ -96,7 +96,6 @@ def _symbols(side: Operands) -> dict[str, int]:
 
 
 def _unnamed(compared: Compared, pairs: Pairs, same: Array) -> list[DataChange]:
-    """Return the changes of constants without a name, by address."""
     a, b = compared.sides
     odd = ~same & (a.kind[pairs.a] == DATA) & (b.kind[pairs.b] == DATA)
     odd &= compared.constant(0, a.address[pairs.a]) & compared.constant(1, b.address[pairs.b])

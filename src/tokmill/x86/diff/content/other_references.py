@@ -131,7 +131,6 @@ def _accept_twins(
 
 
 def addresses_of(graph: Graph, rows: Array) -> Array:
-    """Return the addresses (u8) of some instructions."""
     block = np.searchsorted(graph.block_instructions, rows, side="right") - 1
     begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(graph.lengths, dtype=np.int64)])
     inside = begins[rows] - graph.block_bytes[block]

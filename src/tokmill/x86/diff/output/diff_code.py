@@ -242,7 +242,6 @@ def marks(a: list[str], b: list[str]) -> tuple[str, str]:
 def _operands(
     a: list[str], b: list[str], in_a: range, in_b: range, one: list[str], other: list[str]
 ) -> None:
-    """Mark instructions with the same mnemonic, in order, as changed."""
     verbs_a = [a[i].partition(" ")[0] for i in in_a]
     verbs_b = [b[i].partition(" ")[0] for i in in_b]
     matcher = difflib.SequenceMatcher(None, verbs_a, verbs_b, autojunk=len(in_a) > EXACT)

@@ -180,7 +180,6 @@ def diff_file(a: Graph, b: Graph, diff: Diff, digests: tuple[str, str] = ("", ""
 
 
 def write_diff(path: Path | str, diff: DiffFile) -> None:
-    """Write `diff.json`; atomic."""
     write_file(path, msgspec.json.encode(diff) + b"\n")
 
 

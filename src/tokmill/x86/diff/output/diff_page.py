@@ -131,7 +131,6 @@ def _about(graph: Graph, name: str) -> dict[str, str]:
 
 
 def _other(changes: ProgramChanges) -> list[tuple[str, list[str]]]:
-    """Return what changed outside of functions: titles, and lines of text."""
     data = [
         f"{shown(one.name, LONGEST_NAME) or 'data'} at {one.a:x} → {one.b:x}, {one.size_a:,} → "
         f"{one.size_b:,} bytes, at +{one.first:#x}: {one.old or 'nothing'} → {one.new or 'nothing'}"
@@ -196,7 +195,6 @@ def _alone(listing: Listing, number: int, kind: int) -> Row:
 
 
 def _code(sides: SideBySide, rows: list[tuple[Row, int]], most: int) -> list[Code]:
-    """Return the code of the first rows that fits; set its numbers in the rows."""
     codes: list[Code] = []
     size = 0
     for row, code in _with_code(sides, rows):

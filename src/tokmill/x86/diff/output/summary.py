@@ -99,7 +99,6 @@ def changed_most(a: Graph, b: Graph, diff: Diff, most: int) -> list[Changed]:
 
 
 def instructions(graph: Graph) -> Array:
-    """Return how many instructions each function has: (F,) i8."""
     return np.diff(graph.block_instructions[graph.function_blocks])
 
 

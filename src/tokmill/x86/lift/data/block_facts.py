@@ -79,7 +79,6 @@ def _texts(program: Program, address: Array, length: Array) -> list[str | None]:
 
 
 def _set_symbols(graph: Graph, program: Program) -> None:
-    """Set the names of functions and data, each pair of address and name once."""
     sizes: dict[tuple[int, str], int] = {}
     columns = program.symbol_address.tolist(), program.symbol_name, program.symbol_size.tolist()
     for address, name, size in zip(*columns, strict=True):
@@ -226,7 +225,6 @@ class _Finder:
         )
 
     def _bytes(self, blocks: slice) -> Array:
-        """Return the bytes of blocks as they are run, and some after them."""
         graph = self.graph
         low, high = graph.block_bytes[[blocks.start, blocks.stop]].tolist()
         data = graph.code[low:high]

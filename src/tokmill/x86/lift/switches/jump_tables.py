@@ -248,7 +248,6 @@ class Tables:
         return Table(first, distinct(offset), False, size, entries=offset) if length > 1 else None
 
     def _inner(self, index: Unknown | None, limits: dict[Unknown, Limits]) -> Array | None:
-        """Return the rows in a table of rows, which switches with few targets use."""
         if not isinstance(index, Load) or index.size > 2 or len(index.address.terms) != 1:
             return None
         inner, scale = index.address.terms[0]

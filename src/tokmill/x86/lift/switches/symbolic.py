@@ -130,7 +130,6 @@ class Path:
         return self.operand(last, 0) if gate is None else self._register(gate)
 
     def run(self, instructions: Sequence[Any]) -> None:
-        """Execute a path up to its last instruction."""
         for instruction, following in pairwise(instructions):
             action = self._actions.get(instruction.mnemonic)
             taken = following.ip == instruction.near_branch_target
@@ -313,7 +312,6 @@ class Path:
             self._compared = low._replace(half="<" if less else ">=")
 
     def _branch(self, condition: Any, taken: bool) -> None:
-        """Set limits of the compared value after a conditional branch."""
         if self._compared is None or condition not in self._relations:
             return
         relation, signed = self._relations[condition]

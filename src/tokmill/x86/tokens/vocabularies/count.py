@@ -129,5 +129,4 @@ def parts(graph: Graph, first: int, last: int, size: int = BLOCK) -> Iterator[tu
 
 @functools.cache
 def _templates(rules: str, bits: int) -> Templates:
-    """Return the cache of this process, which all programs share."""
     return Templates(rules, bits)

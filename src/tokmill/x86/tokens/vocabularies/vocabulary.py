@@ -284,7 +284,6 @@ def form_of(path: Path) -> str:
 
 
 def column_of(path: Path) -> str:
-    """Return the column at the beginning of a file's name."""
     word = path.name.partition("_")[0].partition(".")[0]
     column = OTHER_NAMES.get(word, word)
     if column not in COLUMNS:
