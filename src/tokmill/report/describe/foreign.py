@@ -19,6 +19,7 @@ from tokmill.base.bounds import bounded
 from tokmill.base.errors import MissingExtraError, TokmillError
 from tokmill.base.files import machine_errors, read_file
 from tokmill.base.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
+from tokmill.formats.bin import HALVES, wrong_layout
 from tokmill.report.describe.pickles import read_pickle
 from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
 from tokmill.text.jsonl import CHATS, chat_key, keys_of
@@ -358,9 +359,10 @@ def raw_tokens(look: Look) -> Facts | None:
         return facts
     if look.size % 2:
         return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
-    short = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2")
-    # The upper half of small 32-bit numbers is 0.
-    wide = look.size % 4 == 0 and len(short) and np.mean(short[1::2] < 16) > 0.99
+    why = wrong_layout(np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2"))
+    if why and why != HALVES:
+        return {**facts, "problem": why}
+    wide = why == HALVES
     dtype = "uint32" if wide else "uint16"
     ids = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u4" if wide else "<u2")
     return {
