@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import re
 import shlex
 import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -19,6 +17,7 @@ from tokmill.base.bounds import bounded
 from tokmill.base.errors import MissingExtraError, TokmillError
 from tokmill.base.files import machine_errors, read_file
 from tokmill.base.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
+from tokmill.base.inflate import head_of, packing
 from tokmill.formats.bin import HALVES, wrong_layout
 from tokmill.report.describe.pickles import read_pickle
 from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
@@ -29,6 +28,7 @@ PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program o
 GRAPH = b"PAR1"
 """First bytes of Parquet files."""
 SHOWN = 20
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 
 
 def program(look: Look) -> Facts | None:
@@ -230,27 +230,16 @@ def parquet(look: Look) -> Facts | None:
 
 
 def compressed(look: Look) -> Facts | None:
-    inner, name = b"", ""
-    if look.head[:2] == b"\x1f\x8b":
-        name = "gzip"
-        try:
-            inner = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(look.head, HEAD)
-        except (zlib.error, gzip.BadGzipFile) as error:
-            return {"kind": "gzip", "what": "a damaged gzip stream", "problem": str(error)}
-    elif look.head[:4] == b"\x28\xb5\x2f\xfd":
-        name = "zstd"
-        try:
-            zstandard = plugins.require("zstandard")
-        except MissingExtraError as error:
-            return {"kind": "zstd", "what": "a zstd stream", "bytes": look.size,
-                    "problem": error.what, "hint": error.hint}  # fmt: skip
-        try:
-            with zstandard.ZstdDecompressor().stream_reader(look.head) as stream:
-                inner = stream.read(HEAD)
-        except zstandard.ZstdError as error:
-            return {"kind": "zstd", "what": "a damaged zstd stream", "problem": str(error)}
-    if not name:
+    if not (packed := packing(look.head)):
         return None
+    name = COMPRESSED[packed]
+    try:
+        inner = head_of(str(look.path), HEAD, packed)
+    except MissingExtraError as error:
+        return {"kind": name, "what": f"a {name} stream", "bytes": look.size,
+                "problem": error.what, "hint": error.hint}  # fmt: skip
+    except TokmillError as error:
+        return {"kind": name, "what": f"a damaged {name} stream", "problem": error.what}
     more = len(inner) == HEAD or look.size > HEAD
     hidden = Look(look.path, inner, len(inner) + more)
     body: Facts = next(

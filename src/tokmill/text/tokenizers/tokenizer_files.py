@@ -89,31 +89,28 @@ def tokenizer_data(
         for token, number in sorted(vocab.items(), key=lambda item: item[1])
         if token in SPECIALS or token in more
     ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": {
+    return tokenizer_json.content(
+        added,
+        normalizer={
             "type": "BertNormalizer",
             "clean_text": True,
             "handle_chinese_chars": chinese,
             "strip_accents": accents if isinstance(accents, bool) else None,
             "lowercase": lower,
         },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": tokenizer_json.template(["[CLS]"], ["[SEP]"], vocab)
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        post_processor=tokenizer_json.template(["[CLS]"], ["[SEP]"], vocab)
         if "[CLS]" in vocab and "[SEP]" in vocab
         else None,
-        "decoder": {"type": "WordPiece", "prefix": INSIDE, "cleanup": True},
-        "model": {
+        decoder={"type": "WordPiece", "prefix": INSIDE, "cleanup": True},
+        model={
             "type": "WordPiece",
             "unk_token": "[UNK]",
             "continuing_subword_prefix": INSIDE,
             "max_input_chars_per_word": LONGEST,
             "vocab": dict(vocab),
         },
-    }
+    )
 
 
 MOST_WORDS = 1 << 20
@@ -186,18 +183,13 @@ def tokenizer_of_words(ids: Mapping[str, int]) -> dict[str, Any]:
         for token, number in ids.items()
         if token in SPECIALS
     ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": sorted(added, key=lambda token: token["id"]),
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
+    return tokenizer_json.content(
+        sorted(added, key=lambda token: token["id"]),
+        pre_tokenizer={"type": "WhitespaceSplit"},
         # It writes a blank between words.
-        "decoder": {"type": "WordPiece", "prefix": INSIDE, "cleanup": False},
-        "model": {"type": "WordLevel", "vocab": dict(ids), "unk_token": "[UNK]"},
-    }
+        decoder={"type": "WordPiece", "prefix": INSIDE, "cleanup": False},
+        model={"type": "WordLevel", "vocab": dict(ids), "unk_token": "[UNK]"},
+    )
 
 
 CLASSES = (
@@ -350,9 +342,4 @@ def _in_folder(folder: Path) -> Path:
     for name in ("tokenizer.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
-    raise TokmillError(
-        "this folder holds no tokenizer",
-        where=str(folder),
-        hint=f"it needs {tokenizer_json.FORMATS}; `save_pretrained` of transformers writes a "
-        "tokenizer.json",
-    )
+    raise tokenizer_json.no_tokenizer("this folder holds no tokenizer", str(folder))
