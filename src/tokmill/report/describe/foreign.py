@@ -233,10 +233,11 @@ def compressed(look: Look) -> Facts | None:
     if not (packed := packing(look.head)):
         return None
     name = COMPRESSED[packed]
+    stream = f"{'an' if name == 'xz' else 'a'} {name} stream"
     try:
         inner = head_of(str(look.path), HEAD, packed)
     except MissingExtraError as error:
-        return {"kind": name, "what": f"a {name} stream", "bytes": look.size,
+        return {"kind": name, "what": stream, "bytes": look.size,
                 "problem": error.what, "hint": error.hint}  # fmt: skip
     except TokmillError as error:
         return {"kind": name, "what": f"a damaged {name} stream", "problem": error.what}
@@ -245,7 +246,7 @@ def compressed(look: Look) -> Facts | None:
     body: Facts = next(
         (f for f in (r(hidden) for r in (block_vectors, jsonl, text)) if f), {"kind": "binary data"}
     )
-    facts: Facts = {"kind": name, "what": f"a {name} stream of {body['kind']}", "bytes": look.size}
+    facts: Facts = {"kind": name, "what": f"{stream} of {body['kind']}", "bytes": look.size}
     # Builds read compressed files, so the next command is the same.
     return facts | {
         key: body[key] for key in ("fields", "first_record", "next", "or") if key in body
@@ -307,7 +308,7 @@ def text(look: Look) -> Facts | None:
         decoded = decoder.decode(look.head, final=look.size <= len(look.head))
     except UnicodeDecodeError:
         return None
-    packed = look.path.name.lower().endswith((".tsv.gz", ".tsv.zst"))
+    packed = look.path.name.lower().endswith(tuple(f".tsv{ending}" for ending in COMPRESSED))
     suffix = ".tsv" if packed else look.suffix
     if suffix in TEXTS:
         kind, what, command = TEXTS[suffix]
