@@ -79,6 +79,19 @@ def test_encode_and_decode(tokmill: Run, tmp_path: Path, trained: Path) -> None:
     )
 
 
+def test_a_byte_order_mark_is_no_text_as_in_a_build(tokmill: Run, trained: Path) -> None:
+    for name, mark in (("plain.txt", b""), ("marked.txt", b"\xef\xbb\xbf")):
+        Path(name).write_bytes(mark + b"some words")
+    plain, marked = (
+        tokmill("tokenizer", "encode", "-t", trained, name).stdout
+        for name in ("plain.txt", "marked.txt")
+    )
+    assert plain == marked
+    for ids in ("1,2 3", "[1, 2, 3]"):
+        done = tokmill("tokenizer", "decode", "-t", trained, ids).stdout
+        assert done == tokmill("tokenizer", "decode", "-t", trained, 1, 2, 3).stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
@@ -124,6 +137,10 @@ def test_encode_and_decode(tokmill: Run, tmp_path: Path, trained: Path) -> None:
         (["encode", "-t", "TRAINED", "latin.txt"], 1, "not UTF-8"),
         (["decode", "-t", "TRAINED", "12000"], 1, "no id 12000"),
         (["decode", "-t", "TRAINED", "x"], 2, "whole numbers"),
+        (["decode", "-t", "TRAINED", "1_0"], 2, "'1_0' is no id"),
+        (["decode", "-t", "TRAINED", "\u0663"], 2, "is no id"),
+        (["decode", "-t", "TRAINED", "9" * 5000], 2, "is no id"),
+        (["encode", "-t", "TRAINED", "wide.txt"], 1, "the text is UTF-16LE, not UTF-8"),
     ],
 )
 def test_mistakes_are_answered_without_a_traceback(
@@ -140,6 +157,7 @@ def test_mistakes_are_answered_without_a_traceback(
     (tmp_path / "a.txt").write_text("some words")
     (tmp_path / "b.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
+    (tmp_path / "wide.txt").write_bytes("wide".encode("utf-16-le"))
     words = [str(trained if word == "TRAINED" else word) for word in arguments]
     with pytest.raises(SystemExit) as ended:
         main(["tokenizer", *words])

@@ -85,6 +85,16 @@ def inflate(
             raise _broken(path, "it ends in the middle of a member")
 
 
+def head_of(path: str, size: int, kind: str = "") -> bytes:
+    """Return the first bytes of the content of a compressed file; `kind` as of `inflate`."""
+    head = b""
+    for chunk in inflate(path, kind=kind):
+        head += chunk
+        if len(head) >= size:
+            break
+    return head[:size]
+
+
 def decompressor(kind: str) -> Any:
     """Return a new decoder of one member or frame."""
     if kind == ".gz":

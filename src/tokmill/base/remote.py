@@ -244,7 +244,8 @@ def head(address: str) -> Facts:
 def listed(address: str) -> list[Facts]:
     """Return the objects below an address, ordered by address; none is no error.
 
-    Their marks are not those of `head`: servers give times of other precision here.
+    Their marks are not those of `head`: servers give times of other precision here. Empty objects
+    whose keys end with a slash, which consoles make for folders, are left out.
     """
     obstore, client, key = _client(address)
     root = address.removesuffix(key) if key else f"{address}/"
@@ -253,7 +254,17 @@ def listed(address: str) -> list[Facts]:
         pages = obstore.list(client, key or None, chunk_size=1000)
         return [Facts(root + meta["path"], meta["size"]) for page in pages for meta in page]
 
-    return sorted(_tried("list", address, call))
+    found = sorted(_tried("list", address, call))
+    # obstore lists such a key without its slash, and there is no object of that name.
+    folders = dict(at_once(_is_absent, [one.address for one in found if not one.size]))
+    return [one for one in found if not folders.get(one.address)]
+
+
+def _is_absent(address: str) -> tuple[str, bool]:
+    with contextlib.suppress(Absent):
+        head(address)
+        return address, False
+    return address, True
 
 
 def read(facts: Facts, start: int = 0, stop: int | None = None) -> bytes:

@@ -141,7 +141,9 @@ class ParquetFile(TableFile):
         for group in groups:
             size = self._file.metadata.row_group(group).total_byte_size
             rows = max(1, min(MOST_ROWS, most * self.rows[group] // max(size, 1)))
-            yield from self._file.iter_batches(rows, row_groups=[group], columns=names)
+            for batch in self._file.iter_batches(rows, row_groups=[group], columns=names):
+                # pyarrow takes a name with a dot for the path to a part of a column too.
+                yield batch.select(names)
 
 
 class ArrowFile(TableFile):

@@ -35,6 +35,9 @@ SAMPLE = 128 << 10
 MAX_RECORD = 64 << 20
 SEARCH = 1 << 20
 NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
+HALVES = "the ids look like uint32, but were to be read as uint16"
+WIDE = "the ids look like int64, which is not read"
+NUMPY = b"\x93NUMPY"
 LLMC = (20240520, 20240801, 20240522)
 """First number of the shards of llm.c, which have a header (`dev/data/data_common.py`)."""
 
@@ -104,6 +107,12 @@ class BinSource(TokenSource):
                 where=f"{path}, byte 0",
                 hint=f"take the ids out: tail -c +1025 {shell_word(path)} > ids.bin",
             )
+        if head.startswith(NUMPY):
+            raise TokmillError(
+                "this is an array of numpy, which has a header",
+                where=f"{path}, byte 0",
+                hint=f'take the ids out: numpy.load("{path.name}").tofile("ids.bin")',
+            )
         if wanted is None and path.with_suffix(".idx").exists():
             raise TokmillError(
                 "there is a Megatron index beside it, which says where documents begin",
@@ -123,7 +132,9 @@ class BinSource(TokenSource):
             raise TokmillError(
                 why,
                 where=str(path),
-                hint="if the file is right, name the type of its ids: --dtype u2 or --dtype u4",
+                hint=f'convert them: numpy.fromfile("{path.name}", "<i8").astype("<u4").tofile(NEW)'
+                if why == WIDE
+                else "if the file is right, name the type of its ids: --dtype u2 or --dtype u4",
             )
         return dtype, size // dtype.itemsize
 
@@ -265,12 +276,15 @@ class Ids:
 def wrong_layout(sample: Array) -> str:
     """Return why ids seem to have another width or byte order, else "".
 
-    Needs at least 32 ids. If every second uint16 value is 0 or very small, they are halves of
-    uint32 ids. If all ids are multiples of 256, or their low bytes have fewer values than their
-    high bytes, the bytes are swapped.
+    Needs at least 32 ids. If the upper halves of 8-byte numbers are 0, the ids are int64. If every
+    second uint16 value is 0 or very small, they are halves of uint32 ids. If all ids are multiples
+    of 256, or their low bytes have fewer values than their high bytes, the bytes are swapped.
     """
     if len(sample) < 32 or not sample.any():
         return ""
+    words = sample[: len(sample) // 4 * 4].reshape(-1, 8 // sample.dtype.itemsize)
+    if not words[:, words.shape[1] // 2 :].any():
+        return WIDE
     swapped = sample.byteswap()
     if sample.dtype.itemsize == 4:
         if int(sample.max()) >= 1 << 24 and int(swapped.max()) < 1 << 24:
@@ -278,7 +292,7 @@ def wrong_layout(sample: Array) -> str:
         return ""
     low, high = sample[0::2], sample[1::2]
     if (not high.any()) or (int(high.max()) < 32 and int(low.max()) >= 1024):
-        return "the ids look like uint32, but were to be read as uint16"
+        return HALVES
     if not (low & 255).any() and int(low.max()) >> 8 < 32:
         return "the ids look like big-endian uint32, but were to be read as uint16"
     low_bytes, high_bytes = sample & 255, sample >> 8

@@ -42,11 +42,9 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     if offset == 0 and raw.startswith(BOM):
         # A record may begin before or after the byte order mark.
         offset = len(BOM)
-    result = {"place": f"{name}, {'row' if rows else 'line'} {line}, byte {offset:,}"}
-    if rows:
-        result["place"] = f"{name}, row {line}"
-    else:
-        result["raw"] = show(raw)
+    result = {"place": f"{name}, row {line}"}
+    if not rows:
+        result = {"place": f"{name}, line {line}, byte {offset:,}", "raw": show(raw)}
     begins = -1
     documents: Documents | None = None
     index, outcome = -1, ""

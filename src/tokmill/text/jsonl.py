@@ -19,7 +19,7 @@ import numpy as np
 
 from tokmill.base.errors import TokmillError
 from tokmill.base.headers import loads_json
-from tokmill.base.inflate import CAT, MAGIC, inflate
+from tokmill.base.inflate import CAT, MAGIC, head_of
 from tokmill.base.remote import open_input
 from tokmill.builds.source import Hash, Item
 from tokmill.store.schema import Array, Drop, Drops, drops_of
@@ -180,11 +180,7 @@ def _shell(path: str) -> str:
 
 def _lines(path: str) -> Iterator[bytes]:
     if is_stream(path):
-        head = b""
-        for chunk in inflate(path):
-            head += chunk
-            if len(head) >= HEAD:
-                break
+        head = head_of(path, HEAD)
     else:
         with open_input(path) as file:
             head = file.read(HEAD)

@@ -67,7 +67,9 @@ class TokenDataset(Dataset[dict[str, Any]]):
     ) -> None:
         check_cut(rows, length - 1, step)
         self.store, self.column = opened(store), column
-        self.length, self.rows, self.step, self.seed, self.epoch = length, rows, step, seed, 0
+        self.length, self.rows, self.step, self.seed = length, rows, step, seed
+        # Workers of a DataLoader may live through several epochs, so they share its memory.
+        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         self._feed = self._make_feed()
 
     def _make_feed(self) -> Feed:
@@ -88,7 +90,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         rows = np.where(rows < 0, rows + len(self), rows)
         if ((rows < 0) | (rows >= len(self))).any():
             raise IndexError(f"the rows of {self.store.path} are numbered 0 to {len(self) - 1}")
-        batch = self._feed.make(np.full(len(rows), self.epoch, np.int64), rows)
+        batch = self._feed.make(np.full(len(rows), int(self.epoch), np.int64), rows)
         tokens = {name: batch.columns[name].astype(np.int64) for name in self.columns}
         labels = {name: np.full(batch.document.shape, IGNORED, np.int64) for name in self.columns}
         for name, ahead in targets_of(
@@ -106,7 +108,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def set_epoch(self, epoch: int) -> None:
         """Draw what is random for another epoch; the trainers of accelerate call it."""
-        self.epoch = epoch
+        self.epoch.fill_(epoch)
 
     def __getstate__(self) -> dict[str, object]:
         state = vars(self) | {"store": (self.store.path.absolute(), tuple(self.store.overlays))}
@@ -115,6 +117,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, store=Store(*state["store"]))
+        self.epoch.share_memory_()
         self._feed = self._make_feed()
 
 

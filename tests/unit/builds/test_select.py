@@ -100,6 +100,30 @@ def test_numbers_in_quotes_are_text_and_large_ones_exact(tmp_path: Path) -> None
     assert missing.manifest.skipped["no number: f > .5"] == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("n == \"say 'no'\"", ["say 'no'"]),
+        ("n == 'say \"no\"'", ['say "no"']),
+        ("n == say 'no'", ["say 'no'"]),
+        ("n == '\"\"'", ['""']),
+        ("n == ''", [""]),
+        ("n == it's", ["it's"]),
+        ('n ~ "\'$"', ["say 'no'", "'"]),
+        ("n ~ '^\"'", ['""']),
+        ('n == "\'"', ["'"]),
+        ("n == '", ["'"]),
+    ],
+)
+def test_only_the_quotes_around_a_text_are_left_out(
+    tmp_path: Path, text: str, found: list[str]
+) -> None:
+    schema: Schema = {"token": Column("u2"), "n": Column("utf8", per="record")}
+    kept = ["say 'no'", 'say "no"', '""', "", "it's", "'", "no"]
+    write_store(tmp_path / "a", schema, [[rec([1], n=value) for value in kept]])
+    assert strings(quick_build("select", tmp_path / "a", tmp_path / "b", where=[text])) == found
+
+
 @pytest.fixture(scope="module")
 def parent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("parent") / "store"

@@ -79,6 +79,18 @@ def test_a_prompt_begins_as_the_records_that_were_learned(stores: Path) -> None:
         ids_of(stores / "run-open", "")
 
 
+@pytest.mark.parametrize("name", ["none", "open"])
+def test_an_exported_tokenizer_puts_nothing_before_a_text_that_was_not_learned(
+    stores: Path, tmp_path: Path, name: str
+) -> None:
+    from transformers import AutoTokenizer
+
+    export_model(stores / f"run-{name}", tmp_path / "out")
+    peer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    for text in ("Q", "Qab", "x"):
+        assert peer(text)["input_ids"] == ids_of(stores / f"run-{name}", text)
+
+
 def test_a_store_of_another_form_is_told(stores: Path) -> None:
     notes = evaluate(stores / "run-add", stores / "none", device="cpu", quiet=True)["notes"]
     assert any("the records of the store begin with the special tokens none" in n for n in notes)

@@ -1,7 +1,9 @@
 """What `describe` says of files and folders of many kinds."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 import pickle
 import shutil
@@ -58,11 +60,19 @@ FILES: list[tuple[str, Any, dict[str, Any]]] = [
      {"kind": "raw tokens", "guess": "uint16, 99 tokens", "largest_seen": 97}),
     ("w.bin", lambda p: p.write_bytes(np.arange(90_000, dtype="<u4").tobytes()),
      {"kind": "raw tokens", "guess": "uint32, 90,000 tokens"}),
+    ("dna.bin", lambda p: p.write_bytes((np.arange(999, dtype="<u2") ** 3 % 5).tobytes()),
+     {"kind": "raw tokens", "guess": "uint16, 999 tokens"}),
+    ("long.bin", lambda p: p.write_bytes(np.arange(99, dtype="<i8").tobytes()),
+     {"kind": "raw tokens", "problem": "the ids look like int64, which is not read"}),
     ("a.jsonl", lambda p: p.write_text('{"text": "hi", "n": 1}\n{"text": "x"}\n'),
      {"kind": "jsonl", "fields": {"text": "str", "n": "int"}}),
     ("odd", lambda p: p.write_text('{"text": "hi"}\n{"text": "x"}\n'), {"kind": "jsonl"}),
     ("a.jsonl.gz", lambda p: p.write_bytes(gzip.compress(b'{"text": "hi"}\n')),
      {"kind": "gzip", "what": "a gzip stream of jsonl"}),
+    ("a.jsonl.xz", lambda p: p.write_bytes(lzma.compress(b'{"text": "hi"}\n')),
+     {"kind": "xz", "what": "an xz stream of jsonl"}),
+    ("a.tsv.bz2", lambda p: p.write_bytes(bz2.compress(b"a\tb\n")),
+     {"kind": "bzip2", "what": "a bzip2 stream of tsv"}),
     ("a.gz", lambda p: p.write_bytes(gzip.compress(b"# x\nT:1:4   :2:6   \nT:1:9\n")),
      {"kind": "gzip", "what": "a gzip stream of basic block vectors",
       "first_record": "T:1:4   :2:6   "}),

@@ -255,3 +255,16 @@ def test_a_folder_of_datasets_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "d" / name).write_text("{}")
     with pytest.raises(UsageError, match="a folder of `datasets"):
         quick_build("parquet", tmp_path / "d", tmp_path / "s")
+
+
+def test_a_name_with_a_dot_is_no_path(tmp_path: Path) -> None:
+    """pyarrow reads the part `b` of a column `a` too where `a.b` is asked for."""
+    parts = pa.array([{"b": "part", "c": "other"}] * 2)
+    table = pa.table({"a": parts, "a.b": ["flat", "also"], "text": ["x", "y"]})
+    path = write(tmp_path / "x.parquet", table, "parquet")
+    kept = quick_build("parquet", path, tmp_path / "kept", fields=["text"], keep=["a.b"])
+    assert [record["a_b"] for record in kept] == ["flat", "also"]
+    read = quick_build("parquet", path, tmp_path / "read", fields=["a.b", "text"])
+    lines = [{"text": "flat\nx"}, {"text": "also\ny"}]
+    wanted = quick_build("jsonl", jsonl(tmp_path / "x.jsonl", lines), tmp_path / "lines")
+    assert ids_of(read) == ids_of(wanted)

@@ -145,6 +145,7 @@ def test_layouts_that_are_not_known_are_refused(
 def test_the_end_token_of_a_tokenizer_config(tokenizer: Tokenizer, tmp_path: Path) -> None:
     tokenizer.save(tmp_path)
     assert Tokenizer.from_file(tmp_path).named == {"eot": "<|endoftext|>", "pad": "<|pad|>"}
+    (tmp_path / "special_tokens_map.json").unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": SPECIALS[1]}))
     found = Tokenizer.from_file(tmp_path).vocabulary()[0].roles
     assert found["eot"] == tokenizer.specials[SPECIALS[1]]
@@ -375,3 +376,30 @@ def test_the_tokenizer_beside_a_wrong_path_is_named(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="no such tokenizer") as error:
         Tokenizer.from_file(tmp_path / "tokenizer")
     assert str(tmp_path / "tokenizer.json") in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        ({"tokenizer_config.json": {"eos_token": "</s>"}}, "eos_token '</s>', which has no id"),
+        (
+            {"special_tokens_map.json": {"additional_special_tokens": ["<|pad|>", "<s>"]}},
+            "additional_special_tokens[1] '<s>', which has no id",
+        ),
+        ({"added_tokens.json": {"<s>": 800}}, "its vocabulary lacks"),
+        ({"added_tokens.json": {"<|pad|>": 5}}, "its vocabulary lacks"),
+        (
+            {"tokenizer_config.json": {"added_tokens_decoder": {"800": {"content": "<s>"}}}},
+            "'<s>' with an id that its vocabulary lacks",
+        ),
+    ],
+)
+def test_tokens_that_a_tokenizer_lacks_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path, files: dict[str, Any], what: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.to_json())
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(TokmillError, match=re.escape(what)) as caught:
+        Tokenizer.from_file(tmp_path)
+    assert "save_pretrained" in caught.value.hint

@@ -146,6 +146,29 @@ def test_workers_read_what_the_dataset_holds(store: Path, context: str) -> None:
         assert torch.equal(together, torch.stack([item[name] for item in expected]))
 
 
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("pickled", [False, True])
+def test_workers_that_stay_draw_the_rows_of_each_epoch(
+    store: Path, context: str, pickled: bool
+) -> None:
+    dataset = TokenDataset(store, 8, rows="stream")
+    if pickled:
+        dataset = pickle.loads(pickle.dumps(dataset))  # noqa: S301
+    loader = DataLoader(
+        dataset,
+        batch_size=4,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context=context,
+    )
+    rows = []
+    for epoch in (3, 7):
+        dataset.set_epoch(epoch)
+        rows.append([row for batch in loader for row in batch["input_ids"].tolist()])
+        assert rows[-1] == lists(dataset, "input_ids")
+    assert rows[0] != rows[1]
+
+
 def test_numbers_that_cannot_be_are_refused_at_once(store: Path) -> None:
     wrong: list[dict[str, Any]] = [
         {"length": 1},

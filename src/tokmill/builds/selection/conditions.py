@@ -48,6 +48,7 @@ NUMBER = re.compile(
     re.IGNORECASE,
 )
 """A number as JSON writes it, or without a digit before its point, or hexadecimal."""
+QUOTED = re.compile(r"(['\"]).*\1")
 ORDERS = (">=", "<=", ">", "<")
 
 
@@ -65,7 +66,7 @@ def parse_condition(
     name, sign, raw = match.groups()
     _check_column(name, schema)
     is_text = name != "length" and schema[name].dtype == "utf8"
-    bare = raw.strip("'\"") if is_text else raw
+    bare = raw[1:-1] if is_text and QUOTED.fullmatch(raw) else raw
     number = number_of(raw) if sign != "~" else None
     if not is_text and number is None and sign != "~":
         raise UsageError(

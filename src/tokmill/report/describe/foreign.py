@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import codecs
-import gzip
 import io
 import re
 import shlex
 import zipfile
-import zlib
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -19,6 +17,8 @@ from tokmill.base.bounds import bounded
 from tokmill.base.errors import MissingExtraError, TokmillError
 from tokmill.base.files import machine_errors, read_file
 from tokmill.base.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
+from tokmill.base.inflate import head_of, packing
+from tokmill.formats.bin import HALVES, wrong_layout
 from tokmill.report.describe.pickles import read_pickle
 from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
 from tokmill.text.jsonl import CHATS, chat_key, keys_of
@@ -28,6 +28,7 @@ PROGRAMS = {b"\x7fELF": "an ELF program or library", b"MZ": "a Windows program o
 GRAPH = b"PAR1"
 """First bytes of Parquet files."""
 SHOWN = 20
+COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".xz": "xz", ".bz2": "bzip2"}
 
 
 def program(look: Look) -> Facts | None:
@@ -229,33 +230,23 @@ def parquet(look: Look) -> Facts | None:
 
 
 def compressed(look: Look) -> Facts | None:
-    inner, name = b"", ""
-    if look.head[:2] == b"\x1f\x8b":
-        name = "gzip"
-        try:
-            inner = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(look.head, HEAD)
-        except (zlib.error, gzip.BadGzipFile) as error:
-            return {"kind": "gzip", "what": "a damaged gzip stream", "problem": str(error)}
-    elif look.head[:4] == b"\x28\xb5\x2f\xfd":
-        name = "zstd"
-        try:
-            zstandard = plugins.require("zstandard")
-        except MissingExtraError as error:
-            return {"kind": "zstd", "what": "a zstd stream", "bytes": look.size,
-                    "problem": error.what, "hint": error.hint}  # fmt: skip
-        try:
-            with zstandard.ZstdDecompressor().stream_reader(look.head) as stream:
-                inner = stream.read(HEAD)
-        except zstandard.ZstdError as error:
-            return {"kind": "zstd", "what": "a damaged zstd stream", "problem": str(error)}
-    if not name:
+    if not (packed := packing(look.head)):
         return None
+    name = COMPRESSED[packed]
+    stream = f"{'an' if name == 'xz' else 'a'} {name} stream"
+    try:
+        inner = head_of(str(look.path), HEAD, packed)
+    except MissingExtraError as error:
+        return {"kind": name, "what": stream, "bytes": look.size,
+                "problem": error.what, "hint": error.hint}  # fmt: skip
+    except TokmillError as error:
+        return {"kind": name, "what": f"a damaged {name} stream", "problem": error.what}
     more = len(inner) == HEAD or look.size > HEAD
     hidden = Look(look.path, inner, len(inner) + more)
     body: Facts = next(
         (f for f in (r(hidden) for r in (block_vectors, jsonl, text)) if f), {"kind": "binary data"}
     )
-    facts: Facts = {"kind": name, "what": f"a {name} stream of {body['kind']}", "bytes": look.size}
+    facts: Facts = {"kind": name, "what": f"{stream} of {body['kind']}", "bytes": look.size}
     # Builds read compressed files, so the next command is the same.
     return facts | {
         key: body[key] for key in ("fields", "first_record", "next", "or") if key in body
@@ -317,7 +308,7 @@ def text(look: Look) -> Facts | None:
         decoded = decoder.decode(look.head, final=look.size <= len(look.head))
     except UnicodeDecodeError:
         return None
-    packed = look.path.name.lower().endswith((".tsv.gz", ".tsv.zst"))
+    packed = look.path.name.lower().endswith(tuple(f".tsv{ending}" for ending in COMPRESSED))
     suffix = ".tsv" if packed else look.suffix
     if suffix in TEXTS:
         kind, what, command = TEXTS[suffix]
@@ -358,9 +349,10 @@ def raw_tokens(look: Look) -> Facts | None:
         return facts
     if look.size % 2:
         return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
-    short = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2")
-    # The upper half of small 32-bit numbers is 0.
-    wide = look.size % 4 == 0 and len(short) and np.mean(short[1::2] < 16) > 0.99
+    why = wrong_layout(np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2"))
+    if why and why != HALVES:
+        return {**facts, "problem": why}
+    wide = why == HALVES
     dtype = "uint32" if wide else "uint16"
     ids = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u4" if wide else "<u2")
     return {

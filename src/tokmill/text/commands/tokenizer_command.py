@@ -16,6 +16,7 @@ from tokmill.base.inflate import MAGIC
 from tokmill.base.locks import writing
 from tokmill.base.progress import human_count, human_time
 from tokmill.base.recipe import merge, overrides
+from tokmill.builds.finish import HEAD, encoding_of
 from tokmill.builds.scan import with_lists
 from tokmill.terminal.frame import AsJson, FilesFrom
 from tokmill.terminal.output import print_json, print_line, print_text, say, say_not_reached
@@ -173,13 +174,11 @@ def decode(
     from tokmill.text.tokenizers.tokenizer import Tokenizer
 
     loaded = Tokenizer.from_file(tokenizer)
-    words = ids or sys.stdin.read().replace(",", " ").strip("[] \n").split()
-    try:
-        numbers = [int(word) for word in words]
-    except ValueError as error:
-        raise UsageError(
-            f"ids are whole numbers: {error}", hint="separate them by spaces"
-        ) from None
+    text = " ".join(ids) if ids else sys.stdin.read()
+    words = text.replace(",", " ").strip("[] \n").split()
+    if odd := [one for one in words if not (one.isascii() and one.isdigit() and len(one) < 19)]:
+        raise UsageError(f"{odd[0][:40]!r} is no id", hint="whole numbers with spaces between them")
+    numbers = [*map(int, words)]
     if out is not None:
         write_file(out, loaded.decode_bytes(numbers))
         return
@@ -269,10 +268,15 @@ def _open_text(file: str, text: str | None) -> Iterator[Iterator[str]]:
 def _decoded(handle: Any, where: str) -> Iterator[str]:
     import codecs
 
-    decoder = codecs.getincrementaldecoder("utf-8")()
+    # Without a byte order mark, as a build reads text.
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
     done = 0
     try:
         while block := handle.read(1 << 20):
+            if not done and (name := encoding_of(block[:HEAD])):
+                raise TokmillError(
+                    f"the text is {name}, not UTF-8", where=where, hint="convert it with iconv"
+                )
             yield decoder.decode(block)
             done += len(block)
         decoder.decode(b"", final=True)

@@ -25,9 +25,6 @@ from tokmill.text.encoding import guards
 from tokmill.text.encoding.guards import no_panic
 from tokmill.text.tokenizers import tokenizer_json as files
 from tokmill.text.tokenizers.patterns import GPT2, safe_cut, segments
-from tokmill.text.tokenizers.tokenizer_json import template_tokens
-
-__all__ = ["BatchEncoder", "make_encoder", "template_tokens"]
 
 Array = NDArray[Any]
 

@@ -1,7 +1,6 @@
 """Which columns of a table are sentences and label, and the names of its classes."""
 
 import hashlib
-import itertools
 import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -9,7 +8,7 @@ from typing import Any, NamedTuple
 from tokmill.base.errors import TokmillError, UsageError, nearest
 from tokmill.base.files import machine_errors
 from tokmill.base.headers import loads_json
-from tokmill.base.inflate import inflate
+from tokmill.base.inflate import head_of
 from tokmill.base.remote import open_input
 from tokmill.builds.finish import conversion
 from tokmill.builds.source import Frozen, Item
@@ -106,12 +105,7 @@ def first_line(path: str) -> bytes:
         if not is_stream(path):
             with open_input(path) as handle:
                 return handle.readline(MOST_HEAD)
-        head = b""
-        for chunk in itertools.chain(inflate(path), [b"\n"]):
-            head += chunk
-            if b"\n" in head or len(head) > MOST_HEAD:
-                break
-        return head.partition(b"\n")[0]
+        return head_of(path, MOST_HEAD).partition(b"\n")[0]
 
 
 def split_line(line: bytes) -> list[str]:

@@ -56,6 +56,8 @@ def read_vocab_txt(raw: bytes, path: Path, settings: Mapping[str, Any]) -> dict[
             hint="a vocab.txt of WordPiece has a token per line, [UNK] among them",
         )
     capital = any(t != t.lower() for t in vocab if not re.fullmatch(r"\[.*\]", t))
+    if (kind := str(settings.get("tokenizer_class") or "").removesuffix("Fast")) not in CLASSES:
+        raise _unlike(path, f"the tokenizer_class {kind}")
     lower = settings.get("do_lower_case")
     return tokenizer_data(
         vocab,
@@ -87,31 +89,28 @@ def tokenizer_data(
         for token, number in sorted(vocab.items(), key=lambda item: item[1])
         if token in SPECIALS or token in more
     ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": added,
-        "normalizer": {
+    return tokenizer_json.content(
+        added,
+        normalizer={
             "type": "BertNormalizer",
             "clean_text": True,
             "handle_chinese_chars": chinese,
             "strip_accents": accents if isinstance(accents, bool) else None,
             "lowercase": lower,
         },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": tokenizer_json.template(["[CLS]"], ["[SEP]"], vocab)
+        pre_tokenizer={"type": "BertPreTokenizer"},
+        post_processor=tokenizer_json.template(["[CLS]"], ["[SEP]"], vocab)
         if "[CLS]" in vocab and "[SEP]" in vocab
         else None,
-        "decoder": {"type": "WordPiece", "prefix": INSIDE, "cleanup": True},
-        "model": {
+        decoder={"type": "WordPiece", "prefix": INSIDE, "cleanup": True},
+        model={
             "type": "WordPiece",
             "unk_token": "[UNK]",
             "continuing_subword_prefix": INSIDE,
             "max_input_chars_per_word": LONGEST,
             "vocab": dict(vocab),
         },
-    }
+    )
 
 
 MOST_WORDS = 1 << 20
@@ -184,18 +183,13 @@ def tokenizer_of_words(ids: Mapping[str, int]) -> dict[str, Any]:
         for token, number in ids.items()
         if token in SPECIALS
     ]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": sorted(added, key=lambda token: token["id"]),
-        "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"},
-        "post_processor": None,
+    return tokenizer_json.content(
+        sorted(added, key=lambda token: token["id"]),
+        pre_tokenizer={"type": "WhitespaceSplit"},
         # It writes a blank between words.
-        "decoder": {"type": "WordPiece", "prefix": INSIDE, "cleanup": False},
-        "model": {"type": "WordLevel", "vocab": dict(ids), "unk_token": "[UNK]"},
-    }
+        decoder={"type": "WordPiece", "prefix": INSIDE, "cleanup": False},
+        model={"type": "WordLevel", "vocab": dict(ids), "unk_token": "[UNK]"},
+    )
 
 
 CLASSES = (
@@ -213,6 +207,8 @@ NAMED = {
     "sep_token": "sep",
 }
 """Key of a tokenizer_config.json → role."""
+MORE = ("additional_special_tokens", "extra_special_tokens")
+"""Keys of special tokens without a role: a list, or a dict of attribute → token."""
 
 
 @bounded_reader
@@ -255,18 +251,22 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
     settings = _beside(path)
     if path.name.endswith("vocab.txt"):
         data = read_vocab_txt(raw, path, settings)
-        _add_named(data, settings, path)
     else:
         data = tokenizer_json.parse(raw, str(path))
+    if settings:
+        _add_named(data, settings, path)
     return data, _roles(data, settings)
 
 
 def _beside(path: Path) -> dict[str, Any]:
-    """Return what the files of transformers beside a tokenizer say, as one object."""
+    """Return what the files of transformers beside a tokenizer say, as one object.
+
+    As there, a configuration without added tokens is the oldest, and the others win.
+    """
     settings: dict[str, Any] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json"):
-        file = path.with_name(name)
-        if not file.is_file():
+    for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
+        file, lists_added = path.with_name(name), "added_tokens_decoder" in settings
+        if not file.is_file() or (lists_added and name == "added_tokens.json"):
             continue
         raw = read_file(file)
         with refused(
@@ -279,12 +279,17 @@ def _beside(path: Path) -> dict[str, Any]:
                 raise ValueError("it is no JSON object")
         if name == "added_tokens.json":
             content = {"added_tokens": content}
-        settings |= content
+        settings = content | settings if lists_added else settings | content
     return settings
 
 
 def _names(settings: Mapping[str, Any]) -> dict[str, str]:
     values = {key: settings.get(key) for key in NAMED}
+    for key in MORE:
+        listed = settings.get(key)
+        tokens = [*listed.values()] if isinstance(listed, dict) else listed
+        for place, token in enumerate(tokens if isinstance(tokens, list) else ()):
+            values[f"{key}[{place}]"] = token
     named = {k: v.get("content") if isinstance(v, dict) else v for k, v in values.items()}
     return {key: name for key, name in named.items() if name and isinstance(name, str)}
 
@@ -296,33 +301,32 @@ def _roles(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, st
     return {
         NAMED[key]: name
         for key, name in named.items()
-        if name in there and (key == "eos_token" or name != end)
+        if key in NAMED and name in there and (key == "eos_token" or name != end)
     }
 
 
 def _add_named(data: dict[str, Any], settings: Mapping[str, Any], path: Path) -> None:
     """Make the tokens special that the files beside a tokenizer name; refuse any that it lacks."""
-    named, vocab = _names(settings), data["model"]["vocab"]
-    if (kind := str(settings.get("tokenizer_class") or "").removesuffix("Fast")) not in CLASSES:
-        raise _unlike(path, f"the tokenizer_class {kind}")
-    added = {token["id"]: token for token in data["added_tokens"]}
+    ids = {token: number for number, token in tokenizer_json.spelled_tokens(data).items()}
+    added = {token["content"]: token for token in data.get("added_tokens") or []}
+    named = _names(settings)
     try:
         for number, token in (settings.get("added_tokens_decoder") or {}).items():
             entry = tokenizer_json.added_token(int(number), str(token["content"]))
-            added[int(number)] = {key: token.get(key, value) for key, value in entry.items()}
+            added[entry["content"]] = {key: token.get(key, value) for key, value in entry.items()}
         for name, number in (settings.get("added_tokens") or {}).items():
             entry = tokenizer_json.added_token(int(number), name, special=name in named.values())
-            added.setdefault(int(number), entry)
+            added[name] = added.get(name, entry) | {"id": int(number)}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _unlike(path, "added tokens without ids") from None
     for key, name in named.items():
-        if name not in vocab:
+        if name not in ids:
             raise _unlike(path, f"{key} {name!r}, which has no id")
-        added.setdefault(vocab[name], tokenizer_json.added_token(vocab[name], name))
-    for number, token in added.items():
-        if vocab.get(token["content"]) != number:
+        added.setdefault(name, tokenizer_json.added_token(ids[name], name))
+    for token in added.values():
+        if ids.get(token["content"]) != token["id"]:
             raise _unlike(path, f"{token['content']!r} with an id that its vocabulary lacks")
-    data["added_tokens"] = [token for _, token in sorted(added.items())]
+    data["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
 
 
 def _unlike(path: Path, what: str) -> TokmillError:
@@ -338,9 +342,4 @@ def _in_folder(folder: Path) -> Path:
     for name in ("tokenizer.json", "vocab.txt"):
         if (folder / name).is_file():
             return folder / name
-    raise TokmillError(
-        "this folder holds no tokenizer",
-        where=str(folder),
-        hint=f"it needs {tokenizer_json.FORMATS}; `save_pretrained` of transformers writes a "
-        "tokenizer.json",
-    )
+    raise tokenizer_json.no_tokenizer("this folder holds no tokenizer", str(folder))

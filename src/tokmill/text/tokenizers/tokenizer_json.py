@@ -86,23 +86,18 @@ def byte_level(
         "behavior": "Isolated",
         "invert": False,
     }
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [added_token(n, token) for n, token in sorted(special_ids.items())],
-        "normalizer": None,
-        "pre_tokenizer": byte_step
+    return content(
+        [added_token(n, token) for n, token in sorted(special_ids.items())],
+        pre_tokenizer=byte_step
         if pattern == GPT2
         else {"type": "Sequence", "pretokenizers": [split_step, byte_step]},
-        "post_processor": None,
-        "decoder": {
+        decoder={
             "type": "ByteLevel",
             "add_prefix_space": True,
             "trim_offsets": True,
             "use_regex": True,
         },
-        "model": {
+        model={
             "type": "BPE",
             "dropout": None,
             "unk_token": None,
@@ -114,7 +109,14 @@ def byte_level(
             "vocab": spelled,
             "merges": [[alias(left), alias(right)] for left, right in merges],
         },
-    }
+    )
+
+
+def content(added: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
+    """Return a tokenizer.json of these added tokens and parts; a part that is not given is null."""
+    keys = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
+    head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [*added]}
+    return head | {key: parts.get(key) for key in keys}
 
 
 def _spelled(by_id: Mapping[int, bytes], special_ids: Mapping[int, str]) -> dict[str, int]:
@@ -147,12 +149,9 @@ def added_token(number: int, content: str, *, special: bool = True) -> dict[str,
 
 
 def template(
-    before: Sequence[str], after: Sequence[str], vocab: Mapping[str, int], *, again: bool = False
+    before: Sequence[str], after: Sequence[str], vocab: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the post-processor that puts tokens around texts, such as [CLS] and [SEP].
-
-    `again`: the second text of a pair has tokens before it too.
-    """
+    """Return the post-processor that puts tokens around texts, such as [CLS] and [SEP]."""
 
     def around(letter: str, kind: int, front: Sequence[str]) -> list[dict[str, Any]]:
         text = {"Sequence": {"id": letter, "type_id": kind}}
@@ -163,7 +162,7 @@ def template(
     return {
         "type": "TemplateProcessing",
         "single": first,
-        "pair": first + around("B", 1, before if again else ()),
+        "pair": first + around("B", 1, ()),
         "special_tokens": {
             name: {"id": name, "ids": [vocab[name]], "tokens": [name]} for name in (*before, *after)
         },
@@ -179,18 +178,11 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
         data: Any = loads_json(raw)
     except ValueError as error:
         why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
-        raise TokmillError(
-            f"this is no tokenizer.json: {why}",
-            where=where,
-            hint=f"give {FORMATS}; `save_pretrained` of transformers writes a tokenizer.json",
-        ) from None
+        raise no_tokenizer(f"this is no tokenizer.json: {why}", where) from None
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
-        raise TokmillError(
-            "this JSON is no tokenizer.json: it has no model with a vocabulary",
-            where=where,
-            hint=f"give {FORMATS}; `save_pretrained` of transformers writes a tokenizer.json",
-        )
+        what = "this JSON is no tokenizer.json: it has no model with a vocabulary"
+        raise no_tokenizer(what, where)
     # Files older than tokenizers 0.14 name no type.
     if "type" not in model:
         model["type"] = "BPE" if "merges" in model else "WordPiece"
@@ -224,6 +216,11 @@ def beside_model(raw: bytes) -> dict[str, Any]:
     """Return what a valid tokenizer.json has besides the model, which is nearly all of it."""
     parts = loads_json(raw, dict[str, msgspec.Raw])
     return {key: loads_json(bytes(part)) for key, part in parts.items() if key != "model"}
+
+
+def no_tokenizer(what: str, where: str) -> TokmillError:
+    hint = f"give {FORMATS}; `save_pretrained` of transformers writes a tokenizer.json"
+    return TokmillError(what, where=where, hint=hint)
 
 
 def _broken(what: str, where: str) -> TokmillError:
@@ -382,11 +379,12 @@ def template_tokens(tokenizer_json: bytes | str | Mapping[str, Any]) -> tuple[li
     try:
         return _template_tokens(data)
     except (KeyError, TypeError, IndexError, AttributeError):
-        raise TokmillError(
-            "the post-processor is broken: it names tokens without ids",
-            where="tokenizer.json",
-            hint='set "post_processor" to null to encode without it',
-        ) from None
+        raise _template_error("is broken: it names tokens without ids") from None
+
+
+def _template_error(what: str) -> TokmillError:
+    hint = 'set "post_processor" to null to encode without it'
+    return TokmillError(f"the post-processor {what}", where="tokenizer.json", hint=hint)
 
 
 def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
@@ -407,20 +405,12 @@ def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
                     ids = specials[piece["SpecialToken"]["id"]]["ids"]
                     (after if texts else before).extend(ids)
             if texts != ["A"]:
-                raise TokmillError(
-                    f"the template writes a text as {' '.join(f'${t}' for t in texts) or 'nothing'}"
-                    ", not once",
-                    where="tokenizer.json",
-                    hint='set "post_processor" to null to encode without it',
-                )
+                written = " ".join(f"${text}" for text in texts) or "nothing"
+                raise _template_error(f"writes a text as {written}, not once")
         elif kind in ("RobertaProcessing", "BertProcessing"):
             before, after = [step["cls"][1]], [step["sep"][1]]
         else:
-            raise TokmillError(
-                f"the post-processor {kind!r} is not known",
-                where="tokenizer.json",
-                hint='set "post_processor" to null to encode without it',
-            )
+            raise _template_error(f"{kind!r} is not known")
         # A later step puts its tokens around those of the steps before.
         prefix, suffix = before + prefix, suffix + after
     return prefix, suffix
