@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tokmill.x86.features.learned_sums import COMMON
 from tokmill.x86.features.learned_weights import LOG_WEIGHTS
 from tokmill.x86.features.store_functions import StoreFunctions
 
@@ -71,7 +72,15 @@ def vectors_of(functions: StoreFunctions, own: Tensor, weights: Tensor) -> dict[
         "vectors of callers": product(calling * own, turned, calls),
         "vectors, inlined": own + inlined + further,
     }
-    return {name: F.normalize(rows, eps=1e-9) for name, rows in parts.items()}
+    return {name: _apart(rows) for name, rows in parts.items()}
+
+
+def _apart(rows: Tensor) -> Tensor:
+    """Return rows as `learned_sums.py` does: without a part of what all have in common."""
+    units = F.normalize(rows, eps=1e-9)
+    there = (units != 0).any(dim=1, keepdim=True)
+    common = COMMON * units.sum(dim=0) / there.sum().clamp(min=1)
+    return F.normalize(units - there * common, eps=1e-9)
 
 
 def learn(

@@ -39,8 +39,8 @@ from tokmill.similarity.pool_measures import RANDOM, Method, Value
 from tokmill.similarity.vector_rows import Rows
 from tokmill.store.store import Store
 from tokmill.x86.features import learned_weights
-from tokmill.x86.features.baselines import parts_of
-from tokmill.x86.features.learned_sums import code_parts, own_vectors, vector_parts
+from tokmill.x86.features.baselines import code_parts, parts_of
+from tokmill.x86.features.learned_sums import own_vectors, vector_parts
 from tokmill.x86.features.store_functions import store_functions
 
 LEAST = 80

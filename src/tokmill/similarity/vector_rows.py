@@ -104,21 +104,6 @@ def products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Iterator[tuple[int, 
         yield start, scores
 
 
-def own_products(a: Rows, of_a: Array, b: Rows, of_b: Array) -> Array:
-    """Return the product of each row of `of_a` with that of `of_b` at the same place: (n,) f8."""
-    result = np.zeros(len(of_a), np.float64)
-    for one_part, other_part in zip(a.parts, b.parts, strict=True):
-        height = max(1, CELLS // max(1, one_part.matrix.shape[1]))
-        for start in range(0, len(of_a), height):
-            here = slice(start, start + height)
-            one, other = one_part.take(of_a[here]), other_part.take(of_b[here])
-            if is_sparse(one):
-                result[here] += np.asarray(one.multiply(other).sum(axis=1)).reshape(-1)
-            else:
-                result[here] += np.einsum("nd,nd->n", one, other)
-    return result
-
-
 def ranks(
     rows: Rows, query: Array, target: Array, asked: Array | None = None
 ) -> tuple[Array, Array]:
@@ -128,24 +113,23 @@ def ranks(
     `asked`: numbers of the queries to look at; None: all. Returns two (queries,) i8 arrays.
     """
     place = np.arange(len(query)) if asked is None else asked
-    query = query[place]
-    own = own_products(rows, query, rows, target[place])
-    above, ties = np.empty(len(query), np.int64), np.empty(len(query), np.int64)
-    for start, block in products(rows, query, rows, target):
+    above, ties = np.empty(len(place), np.int64), np.empty(len(place), np.int64)
+    for start, block in products(rows, query[place], rows, target):
         stop = start + len(block)
-        block -= own[start:stop, None]
-        block[np.arange(stop - start), place[start:stop]] = -np.inf
+        own = np.arange(len(block)), place[start:stop]
+        block -= block[own][:, None]
+        block[own] = -np.inf
         above[start:stop] = (block > TIE).sum(1)
         ties[start:stop] = (block >= -TIE).sum(1) - above[start:stop]
     return above, ties
 
 
-def check_matrix(matrix: Any, rows: int, where: str) -> None:
+def check_matrix(matrix: Array, rows: int, where: str) -> None:
     """Refuse vectors that are not numbers, not finite, or not as many as there should be.
 
     Raises `TokmillError` that names the first such row.
     """
-    if getattr(matrix, "ndim", 0) != 2 or np.dtype(matrix.dtype).kind not in "biuf":
+    if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
         raise TokmillError(
             f"dtype {matrix.dtype} and shape {matrix.shape} are no vectors",
             where=where,
@@ -169,13 +153,9 @@ def check_matrix(matrix: Any, rows: int, where: str) -> None:
         )
 
 
-def _not_finite(matrix: Any) -> Array:
-    if np.dtype(matrix.dtype).kind != "f":
+def _not_finite(matrix: Array) -> Array:
+    if matrix.dtype.kind != "f":
         return np.zeros(0, np.int64)
-    if is_sparse(matrix):
-        csr = matrix.tocsr()
-        bad = np.flatnonzero(~np.isfinite(csr.data))
-        return np.unique(np.searchsorted(csr.indptr, bad, side="right") - 1)
     height = max(1, CELLS // max(1, matrix.shape[1]))
     parts = [np.zeros(0, np.int64)]
     for start in range(0, len(matrix), height):

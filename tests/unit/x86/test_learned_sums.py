@@ -6,8 +6,9 @@ import pytest
 from making import quick_build
 from tokmill.store.store import Store
 from tokmill.x86.features import learned_weights
-from tokmill.x86.features.baselines import parts_of
-from tokmill.x86.features.learned_sums import code_parts, sum_of, vector_parts
+from tokmill.x86.features.baselines import code_parts, parts_of
+from tokmill.x86.features.function_features import SHAPE
+from tokmill.x86.features.learned_sums import COMMON, sum_of, vector_parts
 from tokmill.x86.features.store_functions import StoreFunctions, store_functions
 from tokmill.x86.graphs.lifting import lift_files
 from x86_programs import C_SOURCE, compiles
@@ -43,12 +44,19 @@ def test_rows_are_of_a_function_and_of_those_around_it(functions: StoreFunctions
 
     units = [unit(row) for row in vectors.astype(np.float64)]
     size = functions.calls.shape[0]
-    own = [
-        unit(
+
+    def apart(rows: list[np.ndarray]) -> list[np.ndarray]:
+        some = [unit(row) for row in rows]
+        there = [row for row in some if row.any()]
+        common = COMMON * sum(there, np.zeros(D)) / max(1, len(there))
+        return [unit(row - common) if row.any() else row for row in some]
+
+    own = apart(
+        [
             sum((u for u, f in zip(units, functions.record, strict=True) if f == one), np.zeros(D))
-        )
-        for one in range(size)
-    ]
+            for one in range(size)
+        ]
+    )
     calls = functions.calls.toarray() > 0
     assert calls.any()
 
@@ -80,7 +88,7 @@ def test_rows_are_of_a_function_and_of_those_around_it(functions: StoreFunctions
     }
     assert list(parts) == list(wanted)
     for name, rows in wanted.items():
-        slow = np.array([unit(rows[one]) for one in functions.record])
+        slow = np.array(apart(rows))[functions.record]
         assert np.allclose(parts[name], slow, atol=1e-5), name
     assert not parts["vectors"][2].any() or (functions.record == functions.record[2]).sum() > 1
 
@@ -109,6 +117,24 @@ def test_a_small_function_with_one_caller_counts_as_inlined() -> None:
     *weights, added = learned_weights.CALLEE
     one, many = (float(np.exp(shape @ weights + added)) for shape in (small, shared))
     assert one > 2 * many
+
+
+def test_functions_that_are_near_to_all_are_less_so(functions: StoreFunctions) -> None:
+    vectors = np.random.default_rng(2).normal(size=(len(functions), D)).astype(np.float32)
+    vectors[:, 0] += 4
+    before = [row / np.sqrt(row @ row) for row in vectors]
+    near = np.stack(before) @ np.stack(before).T
+    own = vector_parts(functions, vectors)["vectors"]
+    assert (own @ own.T).mean() < near.mean() - 0.2
+
+
+def test_the_shape_of_code_has_no_loops(functions: StoreFunctions) -> None:
+    more = StoreFunctions(functions.record, functions.bags, functions.shape.copy(), functions.calls)
+    more.shape[:, SHAPE.index("loops")] += 1
+    same = code_parts(functions)["shape"], code_parts(more)["shape"]
+    assert np.array_equal(*same)
+    more.shape[:, SHAPE.index("blocks")] += 1
+    assert not np.array_equal(code_parts(functions)["shape"], code_parts(more)["shape"])
 
 
 def test_code_alone_knows_no_facts(functions: StoreFunctions) -> None:

@@ -16,11 +16,14 @@ from tokmill import plugins
 from tokmill.base.errors import check_name
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
+from tokmill.x86.features.function_features import SHAPE
 from tokmill.x86.features.store_functions import CODES, StoreFunctions, store_functions
 
 FACTS = ("constants", "strings", "imports")
 CALLEES = 0.3
 """Weight of what callees have, relative to what a function has itself."""
+NO_LOOPS = [place for place, name in enumerate(SHAPE) if name != "loops"]
+"""Loops are jumps backwards: also those to rare code that a compiler put before a function."""
 
 
 def baselines(
@@ -97,6 +100,12 @@ def ranker_code(functions: StoreFunctions) -> dict[str, Any]:
     }
 
 
+def code_parts(functions: StoreFunctions) -> dict[str, Any]:
+    """Return the parts of sums with vectors that know code alone, by name."""
+    shape = shape_rows(functions, NO_LOOPS)
+    return {**ranker_code(functions), "shape": shape, "opcodes": opcodes(functions)}
+
+
 def side_by_side(parts: Mapping[str, Any], weights: Mapping[str, float]) -> Any:
     """Return rows whose products are the weighted sums of the products of parts (CSR or dense)."""
     sparse = plugins.require("scipy.sparse")
@@ -126,13 +135,13 @@ def neighbours(functions: StoreFunctions, kinds: Sequence[str] = FACTS) -> dict[
     }
 
 
-def shape_rows(functions: StoreFunctions) -> Array:
+def shape_rows(functions: StoreFunctions, columns: Any = slice(None)) -> Array:
     """Return counts of blocks, loops and calls so that products fall with their distance.
 
     Of each ln(1 + count) x the cosine and the sine of x and 2x stand there, so the product of two
-    rows is the mean of cos(x - y) and cos(2x - 2y): (R, 28) f4.
+    rows is the mean of cos(x - y) and cos(2x - 2y): (R, 4 · columns) f4.
     """
-    values = functions.shape[functions.record] * np.float32(np.pi / 8)
+    values = functions.shape[functions.record][:, columns] * np.float32(np.pi / 8)
     turned = np.concatenate([values, 2 * values], axis=1)
     both = np.concatenate([np.cos(turned), np.sin(turned)], axis=1)
     return (both / np.sqrt(turned.shape[1])).astype(np.float32)

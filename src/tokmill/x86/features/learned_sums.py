@@ -13,8 +13,11 @@ import numpy as np
 from tokmill import plugins
 from tokmill.store.schema import Array
 from tokmill.x86.features import learned_weights
-from tokmill.x86.features.baselines import opcodes, parts_of, ranker_code, side_by_side
+from tokmill.x86.features.baselines import code_parts, parts_of, side_by_side
 from tokmill.x86.features.store_functions import StoreFunctions
+
+COMMON = 0.5
+"""How much of their mean is subtracted from vectors: otherwise a few are near to all others."""
 
 
 class SumRows(NamedTuple):
@@ -39,11 +42,6 @@ def sum_of(kind: str, functions: StoreFunctions, vectors: Array) -> SumRows:
     return SumRows(side_by_side(parts, rest), np.concatenate(scaled, axis=1, dtype=np.float32))
 
 
-def code_parts(functions: StoreFunctions) -> dict[str, Any]:
-    """Return what there is of code alone without vectors, by name."""
-    return {**ranker_code(functions), "opcodes": opcodes(functions)}
-
-
 def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
     """Return the rows of vectors of functions and of those near them, by name: (R, d) f4 each.
 
@@ -63,7 +61,7 @@ def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
         "vectors of callers": calls.T.tocsr() @ (calling * own),
         "vectors, inlined": own + inlined + caller * (calls @ (callee * inlined)),
     }
-    return {name: _units(rows)[functions.record] for name, rows in parts.items()}
+    return {name: _apart(rows)[functions.record] for name, rows in parts.items()}
 
 
 def call_weights(functions: StoreFunctions, weights: Sequence[float]) -> Array:
@@ -78,7 +76,15 @@ def own_vectors(functions: StoreFunctions, vectors: Array) -> Array:
     record, count = functions.record, len(functions.record)
     ones, shape = np.ones(count, np.float32), (functions.calls.shape[0], count)
     joined = sparse.csr_array((ones, (record, np.arange(count))), shape=shape)
-    return _units(joined @ _units(np.asarray(vectors, np.float32)))
+    return _apart(joined @ _units(np.asarray(vectors, np.float32)))
+
+
+def _apart(rows: Array) -> Array:
+    """Return rows of length 1 with less of what all have in common; those of zeros stay."""
+    units = _units(rows)
+    there = units.any(axis=1)
+    units[there] -= COMMON * units.sum(axis=0) / max(1, there.sum())
+    return _units(units)
 
 
 def _units(rows: Array) -> Array:
