@@ -128,26 +128,26 @@ def text_of(found: Learned, with_facts: Mapping[str, float], of: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def evaluate(folder: Path, seeds: Sequence[int], rows: tuple[str, ...]) -> None:
-    """Evaluate the run of each seed, the first one beside baselines, and write what was found."""
-    place = folder / "learned"
-    select(folder / "functions", place / "evaluated", LEVELS)
-    store = Store(place / "evaluated")
+def evaluate(
+    store: Store, graphs: Path, runs: Path, seeds: Sequence[int], choices: Mapping[Path, Choice]
+) -> None:
+    """Evaluate the run of each seed, the first one beside baselines.
+
+    `choices`: folder → what is evaluated; what was found is written there.
+    """
     functions = functions_of(store)
-    there = functions.names["project"].names
-    queries = tuple(name for name in splits()["test"] if name in there)
-    choice = Choice(rows=rows, projects=queries, pools=POOLS)
     for seed in seeds:
-        run_path = place / str(seed)
-        _, matrix = vectors_of(run_path, store, at="last", device="cpu", quiet=False)
+        _, matrix = vectors_of(runs / str(seed), store, at="last", device="cpu", quiet=False)
         methods = [Method("run", Rows(of_functions(functions, matrix)), False)]
         # Baselines are the same for each seed.
         methods += baselines_of(
-            functions, store, [folder / "graphs"], BASELINES if seed == 0 else [], {"run": matrix}
+            functions, store, [graphs], BASELINES if seed == 0 else [], {"run": matrix}
         )
-        found = run_evaluation(functions, methods, choice, fingerprint=store.fingerprint)
-        (place / f"eval-{seed}.json").write_bytes(msgspec.json.encode(found))
-        print(f"{place}/eval-{seed}.json: queries of {', '.join(queries)}", flush=True)
+        for place, choice in choices.items():
+            found = run_evaluation(functions, methods, choice, fingerprint=store.fingerprint)
+            place.mkdir(exist_ok=True)
+            (place / f"eval-{seed}.json").write_bytes(msgspec.json.encode(found))
+            print(f"{place}/eval-{seed}.json: queries of {', '.join(choice.projects)}", flush=True)
 
 
 def table(place: Path) -> list[str]:
@@ -199,8 +199,14 @@ def main(arguments: Sequence[str]) -> int:
         chosen.weights.write_text(learn_weights(folder, folder / "graphs", place))
     for seed in seeds:
         train(learn, folder / "val", place / str(seed), seed, chosen.keys)
+    select(folder / "functions", place / "evaluated", LEVELS)
+    store = Store(place / "evaluated")
+    there = functions_of(store).names["project"].names
+    queries = tuple(name for name in splits()["test"] if name in there)
     # Of the small programs none has two such levels.
-    evaluate(folder, seeds, ROWS[:1] if chosen.small else ROWS)
+    rows = ROWS[:1] if chosen.small else ROWS
+    choice = Choice(rows=rows, projects=queries, pools=POOLS)
+    evaluate(store, folder / "graphs", place, seeds, {place: choice})
     print("\n".join(table(place)))
     return 0
 
