@@ -9,11 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
 import pytest
@@ -412,24 +410,6 @@ def test_inputs_at_addresses(proxy: Proxy, address: str, lines: Path, tmp_path: 
             build(kind, [address], tmp_path / kind)
     with pytest.raises(TokmillError, match="there is no such|is empty|holds no"):
         build("jsonl", f"{address}/none", tmp_path / "none", tokenizer=tokenizer)
-
-
-def test_folders_that_a_console_makes_are_no_inputs(
-    proxy: Proxy, address: str, tmp_path: Path
-) -> None:
-    """They are empty objects whose keys end with a slash; an empty object without one is a file."""
-    texts = {"a.txt": b"one", "sub/b.txt": b"two", "empty": b""}
-    for name, data in texts.items():
-        replace(f"{address}/{name}", data)
-    before = sorted(one.address for one in remote.listed(address))
-    bucket, _, key = address.removeprefix("s3://").partition("/")
-    for name in ("", "sub/", "none/"):
-        place = f"http://127.0.0.1:{proxy.port}/{bucket}/{quote(key)}/{name}"
-        new = urllib.request.Request(place, b"", {"Content-Type": "text/plain"}, method="PUT")
-        urllib.request.urlopen(new, timeout=20).close()
-    assert sorted(one.address for one in remote.listed(address)) == before
-    store = build("text", [address], tmp_path / "s", tokenizer=GOLDEN / "tokenizer.json")
-    assert (len(store), store.manifest.left_out) == (2, {"empty file": 1})
 
 
 def test_an_input_at_an_address_that_is_no_text(proxy: Proxy, address: str, tmp_path: Path) -> None:

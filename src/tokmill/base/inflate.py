@@ -86,7 +86,10 @@ def inflate(
 
 
 def head_of(path: str, size: int, kind: str = "") -> bytes:
-    """Return the first bytes of the content of a compressed file; `kind` as of `inflate`."""
+    """Return the first bytes of the content of a file; `kind` as of `inflate`, if it is packed."""
+    if not (kind or path.lower().endswith(tuple(MAGIC))):
+        with open_input(path) as file:
+            return file.read(size)
     head = b""
     for chunk in inflate(path, kind=kind):
         head += chunk

@@ -215,9 +215,12 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
     special = re.search(r"[*?[]", address)
     if special:
         fits = _pattern(address)
+        names_hidden = address.rpartition("/")[2].startswith(".")
         for one in listed(address[: special.start()].rpartition("/")[0]):
-            if fits.fullmatch(one.address):
-                yield _Entry(one.address.rpartition("/")[2], Path(one.address), address, True)
+            name = one.address.rpartition("/")[2]
+            # As of a shell, a pattern does not match a hidden file.
+            if fits.fullmatch(one.address) and (names_hidden or not name.startswith(".")):
+                yield _Entry(name, Path(one.address), address, True)
         return
     below = [one.address.removeprefix(f"{address}/") for one in listed(address)]
     stores = {name.partition("shards/")[0] for name in below if "shards/" in name}

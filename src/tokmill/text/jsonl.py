@@ -20,7 +20,6 @@ import numpy as np
 from tokmill.base.errors import TokmillError
 from tokmill.base.headers import loads_json
 from tokmill.base.inflate import CAT, MAGIC, head_of
-from tokmill.base.remote import open_input
 from tokmill.builds.source import Hash, Item
 from tokmill.store.schema import Array, Drop, Drops, drops_of
 from tokmill.text.documents import DocumentSource
@@ -36,7 +35,6 @@ from tokmill.text.make_document import (
 from tokmill.text.record_blocks import (
     Block,
     blank_lines,
-    is_stream,
     line_starts,
     record_blocks,
 )
@@ -179,12 +177,7 @@ def _shell(path: str) -> str:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    if is_stream(path):
-        head = head_of(path, HEAD)
-    else:
-        with open_input(path) as file:
-            head = file.read(HEAD)
-    yield from head.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    yield from head_of(path, HEAD).removeprefix(b"\xef\xbb\xbf").split(b"\n")
 
 
 def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
@@ -335,20 +328,14 @@ def refusal(line: bytes, error: Exception) -> str:
         text = line.decode()
     except UnicodeDecodeError:
         return "utf8"
-    found_nan = False
-
-    def constant(name: str) -> float:
-        nonlocal found_nan
-        found_nan = True
-        return 0.0
-
+    constants: list[str] = []
     try:
-        value = json.loads(text, parse_constant=constant)
+        value = json.loads(text, parse_constant=constants.append)
     except RecursionError:
         return "depth"
     except ValueError:
         return "json"
-    if found_nan:
+    if constants:
         return "nan"
     if isinstance(error, msgspec.ValidationError):
         return "type"

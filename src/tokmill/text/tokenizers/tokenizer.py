@@ -26,6 +26,8 @@ BYTE_STEPS = (
     {"type": "Strip", "content": " ", "start": 1, "stop": 0},
 )
 """Steps of decoders of models with byte fallback; the bytes of their tokens are known."""
+KEYS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
+"""Of an added token in a tokenizer_config.json."""
 LONGEST_TEXT = 10**30
 """`model_max_length` in a tokenizer_config.json if texts may have any length."""
 
@@ -303,17 +305,7 @@ class Tokenizer:
             "model_max_length": LONGEST_TEXT,
             "clean_up_tokenization_spaces": False,
             "added_tokens_decoder": {
-                str(token["id"]): {
-                    key: token.get(key, False)
-                    for key in (
-                        "content",
-                        "lstrip",
-                        "normalized",
-                        "rstrip",
-                        "single_word",
-                        "special",
-                    )
-                }
+                str(token["id"]): {key: token.get(key, False) for key in KEYS}
                 for token in self.data.get("added_tokens") or []
             },
             **named,

@@ -113,7 +113,7 @@ def byte_level(
 
 
 def content(added: Sequence[Mapping[str, Any]], **parts: Any) -> dict[str, Any]:
-    """Return a tokenizer.json of these added tokens and parts; a part that is not given is null."""
+    """Return a tokenizer.json; a part that is not given is null."""
     keys = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "model")
     head = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [*added]}
     return head | {key: parts.get(key) for key in keys}
@@ -194,11 +194,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
             or not isinstance(token.get("id"), int)
             or not isinstance(token.get("content"), str)
         ):
-            raise TokmillError(
-                f"an added token has no id or content: {token!r}",
-                where=where,
-                hint="an entry of added_tokens has `id` and `content`",
-            )
+            raise _broken(f"an added token has no id or content: {token!r}", where)
     _check_vocabulary(data, where)
     for key, parts in STEPS.items():
         if not _is_step(data.get(key), parts):
