@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import made_times
-from tokmill.base.children import child_calls
 from tokmill.mlir.measure import Measurements
 from tokmill.mlir.modules import generators
 
@@ -21,8 +20,6 @@ SMALL = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1}
 @pytest.fixture(autouse=True)
 def made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurements, "_measure", made_times.made)
-    # The child that reads modules imports MLIR, which takes over a minute on a busy machine.
-    monkeypatch.setattr(child_calls, "START", 600.0)
 
 
 def settings(folder: Path, kind: str = "distilbert", **sizes: Any) -> Path:

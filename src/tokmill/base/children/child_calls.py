@@ -60,8 +60,8 @@ class Scratch:
         self._remover.wait()
 
 
-START = 60.0
-"""Seconds that a child may take to import the function that it is to call."""
+START = 600.0
+"""Seconds that a child may take to import the function that it is to call: libraries over NFS."""
 
 
 class ChildDied(MachineError):
