@@ -13,14 +13,12 @@ from tokmill.x86.diff.same import once_in_both
 from tokmill.x86.features.bags import (
     Bag,
     bag,
-    hash_texts,
     matrices,
     normalized,
     row_products,
     tf_idf,
 )
-from tokmill.x86.features.function_features import import_names
-from tokmill.x86.features.instruction_features import Instructions
+from tokmill.x86.features.function_features import Functions
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.image import changes, expand, find, owners
 from tokmill.x86.walks import flow_of
@@ -51,7 +49,7 @@ class Side:
     """The blocks of one program."""
 
     graph: Graph
-    instructions: Instructions
+    functions: Functions
     hashes: Array
     """(B,) u8, as `tokmill.x86.diff.same.block_hashes`."""
     callees: tuple[Array, Array]
@@ -156,11 +154,11 @@ class _Blocks:
         self.a, self.b = a, b
         self.forms = _cosine_matrices(
             [
-                bag(len(one.block_address), owners(one.block_instructions), side.instructions.form)
-                for side, one in ((a, a.graph), (b, b.graph))
+                bag(len(one.hashes), owners(one.graph.block_instructions), form)
+                for one, form in ((side, side.functions.instructions.form) for side in (a, b))
             ]
         )
-        self.facts = _cosine_matrices([_facts(side.graph, side.callees) for side in (a, b)])
+        self.facts = _cosine_matrices([_facts(side) for side in (a, b)])
         self.has = [np.diff(one.indptr) > 0 for one in self.facts]
         self.size = [np.log1p(np.diff(side.graph.block_instructions)) for side in (a, b)]
         self.place = [_place(side.graph) for side in (a, b)]
@@ -291,20 +289,21 @@ def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Arra
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
 
 
-def _facts(graph: Graph, more: tuple[Array, Array]) -> Bag:
-    """Return constants, strings and imports of each block, and `more` (block, u8 of what)."""
+def _facts(side: Side) -> Bag:
+    """Return constants, strings, imports and callees of each block."""
+    graph, functions = side.graph, side.functions
     slot, is_import = find(graph.import_address, graph.edge_target)
     rows = (
         owners(graph.block_constants),
         owners(graph.block_strings),
         owners(graph.block_edges)[is_import],
-        more[0],
+        side.callees[0],
     )
     keys = (
         mix(mix(graph.constant.astype(np.uint64)) + _CONSTANT),
-        hash_texts(graph.strings)[graph.string],
-        mix(hash_texts(import_names(graph))[slot[is_import]] + _IMPORT),
-        mix(mix(more[1]) + _MORE),
+        functions.texts[graph.string],
+        mix(functions.imports[slot[is_import]] + _IMPORT),
+        mix(mix(side.callees[1]) + _MORE),
     )
     return bag(len(graph.block_address), np.concatenate(rows), np.concatenate(keys))
 
