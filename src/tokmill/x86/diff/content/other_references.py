@@ -177,10 +177,7 @@ def _function_text(compared: Compared, side: int, function: int) -> str:
 
 
 def _data_text(side: Operands, operand: int, free: int) -> str:
-    """Return data without a name in words: a number, a short string, or its first bytes.
-
-    `free`: bytes before something else may begin.
-    """
+    """Return data without a name in words; `free`: bytes before something else may begin."""
     address, width, kind = (
         int(column[operand]) for column in (side.address, side.width, side.kind)
     )
