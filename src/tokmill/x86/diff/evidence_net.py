@@ -40,21 +40,21 @@ class Net(NamedTuple):
         `evidence`: arrays of n rows; side by side they have a column for each weight.
         """
         terms = np.zeros((2, len(evidence[0])), np.float32)
-        weights = _exact(weights)
+        weights = _units(weights)
         for low in range(0, len(evidence[0]), CHUNK):
             part = slice(low, low + CHUNK)
-            seen = _exact(np.concatenate([one[part] for one in evidence], 1))
-            units = seen @ self.hidden
-            units += self.bias
-            np.maximum(units, 0, out=units)
-            terms[0, part], terms[1, part] = seen @ weights, _exact(units) @ self.out
+            seen = _units(np.concatenate([one[part] for one in evidence], 1))
+            hidden = seen @ self.hidden
+            hidden += self.bias * UNIT
+            np.maximum(hidden, 0, out=hidden)
+            np.rint(hidden, out=hidden)
+            terms[0, part], terms[1, part] = seen @ weights / UNIT**2, hidden @ self.out / UNIT
         return terms
 
 
-def _exact(values: Array) -> Array:
+def _units(values: Array) -> Array:
     result = np.multiply(values, UNIT, dtype=np.float64)
     np.rint(result, out=result)
-    result /= UNIT
     return result
 
 

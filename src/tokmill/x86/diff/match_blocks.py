@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Reason
@@ -14,16 +13,14 @@ from tokmill.x86.diff.same import once_in_both
 from tokmill.x86.features.bags import (
     Bag,
     bag,
-    hash_texts,
     matrices,
     normalized,
     row_products,
     tf_idf,
 )
-from tokmill.x86.features.function_features import import_names
-from tokmill.x86.features.instruction_features import Instructions
+from tokmill.x86.features.function_features import Functions
 from tokmill.x86.graph import Graph
-from tokmill.x86.image.image import find, owners
+from tokmill.x86.image.image import changes, expand, find, owners
 from tokmill.x86.walks import flow_of
 
 ALL = 96
@@ -32,6 +29,8 @@ BAND = 24
 """Otherwise a block is compared with those at most so far from its place in proportion."""
 AT_ONCE = 1 << 20
 """Pairs of blocks held at a time."""
+IN_CACHE = 1 << 16
+"""Pairs of blocks whose neighbours are looked at, at a time."""
 ROUNDS = 5
 WEIGHTS = {
     "same": 2.4, "forms": 2.5, "facts": 4.8, "facts in one alone": -0.9, "place": 0.9,
@@ -50,7 +49,7 @@ class Side:
     """The blocks of one program."""
 
     graph: Graph
-    instructions: Instructions
+    functions: Functions
     hashes: Array
     """(B,) u8, as `tokmill.x86.diff.same.block_hashes`."""
     callees: tuple[Array, Array]
@@ -91,7 +90,9 @@ def match_blocks(a: Side, b: Side, i: Array, j: Array, same: Array) -> BlockMatc
     if not same.all():
         matcher = _Blocks(a, b)
         changed = np.flatnonzero(~same)
-        parts += [matcher.match(*portion) for portion in _portions(a, b, i, j, changed)]
+        changed = changed[np.argsort(i[changed])]
+        for portion in _portions(a, b, i, j, changed):
+            parts += matcher.match(*portion)
     joined = [
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("match", "a", "b", "similarity", "reason")
@@ -103,45 +104,47 @@ def match_blocks(a: Side, b: Side, i: Array, j: Array, same: Array) -> BlockMatc
 def _portions(
     a: Side, b: Side, i: Array, j: Array, matches: Array
 ) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield (match, block of A, block of B) of pairs worth a comparison, some at a time."""
-    size_a, size_b = np.diff(a.graph.function_blocks)[i], np.diff(b.graph.function_blocks)[j]
-    low_a, low_b = a.graph.function_blocks[i], b.graph.function_blocks[j]
-    parts: list[tuple[Array, Array, Array]] = []
-    count = 0
-    for match in matches.tolist():
-        rows, columns = int(size_a[match]), int(size_b[match])
-        first = int(low_a[match]), int(low_b[match])
-        one, other = _worth(rows, columns, a.hashes, b.hashes, first)
-        parts.append((np.full(len(one), match), one, other))
-        count += len(one)
-        if count >= AT_ONCE:
-            yield _joined(parts)
-            parts, count = [], 0
-    if parts:
-        yield _joined(parts)
+    """Yield (match, block of A, block of B) of pairs worth a comparison, some at a time.
 
-
-def _joined(parts: list[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
-    match, one, other = (np.concatenate(column) for column in zip(*parts, strict=True))
-    return match, one, other
-
-
-def _worth(
-    rows: int, columns: int, hashes_a: Array, hashes_b: Array, first: tuple[int, int]
-) -> tuple[Array, Array]:
-    """Return the pairs of blocks of two functions that are compared, ascending."""
-    if min(rows, columns) <= ALL:
-        one, other = np.divmod(np.arange(rows * columns), max(columns, 1))
-        return one + first[0], other + first[1]
-    near = np.arange(rows) * columns // rows
-    other = (near[:, None] + np.arange(-BAND, BAND + 1)).reshape(-1)
-    one = np.repeat(np.arange(rows), 2 * BAND + 1)
-    inside = (other >= 0) & (other < columns)
+    `matches` ascend in their functions of A, so pairs do in their blocks.
+    """
+    low_a, low_b = a.graph.function_blocks[i[matches]], b.graph.function_blocks[j[matches]]
+    rows = np.diff(a.graph.function_blocks)[i[matches]]
+    columns = np.diff(b.graph.function_blocks)[j[matches]]
+    large = np.minimum(rows, columns) > ALL
+    number = np.repeat(np.arange(len(matches)), rows)
+    row = expand(np.zeros_like(rows), rows)
+    near = row * columns[number] // rows[number]
+    begin = np.where(large[number], np.maximum(near - BAND, 0), 0)
+    end = np.where(large[number], near + BAND + 1, columns[number])
+    end = np.minimum(end, columns[number])
+    starts = np.cumsum(rows) - rows
     # And blocks whose content occurs once in both.
-    i, j = once_in_both(hashes_a[first[0] :][:rows], hashes_b[first[1] :][:columns])
-    key = np.unique(np.concatenate([one[inside] * columns + other[inside], i * columns + j]))
-    one, other = np.divmod(key, columns)
-    return one + first[0], other + first[1]
+    more = [np.zeros((3, 0), np.int64)]
+    for one in np.flatnonzero(large).tolist():
+        at, to = once_in_both(
+            a.hashes[low_a[one] :][: rows[one]], b.hashes[low_b[one] :][: columns[one]]
+        )
+        line = starts[one] + at
+        far = (to < begin[line]) | (to >= end[line])
+        more.append(np.stack([np.full(far.sum(), one), line[far], to[far]]))
+    lines = np.concatenate([np.stack([number, np.arange(len(number)), begin]), *more], 1)
+    counts = np.concatenate([end - begin, np.ones(lines.shape[1] - len(number), np.int64)])
+    order = np.lexsort((lines[2], lines[1]))
+    (number, line, begin), counts = lines[:, order], counts[order]
+    one, other = low_a[number] + row[line], low_b[number] + begin
+    held = np.bincount(number, counts, len(matches)).astype(np.int64)
+    first = 0
+    while first < len(matches):
+        last = first + 1 + int(np.searchsorted(np.cumsum(held[first:]), AT_ONCE))
+        part = slice(*np.searchsorted(number, (first, last)))
+        size = counts[part]
+        yield (
+            np.repeat(matches[number[part]], size),
+            np.repeat(one[part], size),
+            expand(other[part], size),
+        )
+        first = last
 
 
 class _Blocks:
@@ -151,34 +154,45 @@ class _Blocks:
         self.a, self.b = a, b
         self.forms = _cosine_matrices(
             [
-                bag(len(one.block_address), owners(one.block_instructions), side.instructions.form)
-                for side, one in ((a, a.graph), (b, b.graph))
+                bag(len(one.hashes), owners(one.graph.block_instructions), form)
+                for one, form in ((side, side.functions.instructions.form) for side in (a, b))
             ]
         )
-        self.facts = _cosine_matrices([_facts(side.graph, side.callees) for side in (a, b)])
+        self.facts = _cosine_matrices([_facts(side) for side in (a, b)])
         self.has = [np.diff(one.indptr) > 0 for one in self.facts]
         self.size = [np.log1p(np.diff(side.graph.block_instructions)) for side in (a, b)]
         self.place = [_place(side.graph) for side in (a, b)]
-        sizes = [np.diff(side.graph.function_blocks) for side in (a, b)]
-        self.blocks = [np.repeat(one, one) for one in sizes]
-        """How many blocks the function of each block has: (B,) i8."""
-        self.flow = [_flow(side.graph) for side in (a, b)]
+        self.flow = [flow_of(side.graph) for side in (a, b)]
+        self.source = owners(self.flow[1].first)
+        """Where each way of B begins."""
+        self.share = [
+            [_share(np.diff(one.first)), _share(np.bincount(one.target, minlength=len(one.first)))]
+            for one in self.flow
+        ]
+        """How much each way from a block counts, and each way to it: (B,) f4."""
 
-    def match(self, match: Array, one: Array, other: Array) -> BlockMatches:
-        """Return the pairs that are chosen among those of some matches."""
-        key = one * len(self.size[1]) + other
-        if (key[1:] <= key[:-1]).any():
-            # Blocks ascend within a match, but matches need not.
-            order = np.argsort(key)
-            match, one, other, key = match[order], one[order], other[order], key[order]
+    def match(self, match: Array, one: Array, other: Array) -> Iterator[BlockMatches]:
+        """Yield the pairs that are chosen among those of some matches."""
         parts = self._parts(one, other)
+        begins = np.flatnonzero(changes(match))
+        begins = begins[changes(begins // IN_CACHE)]
+        for part in map(slice, begins, [*begins[1:], len(match)]):
+            some = {name: values[part] for name, values in parts.items()}
+            yield self._chosen(match[part], one[part], other[part], some)
+
+    def _chosen(
+        self, match: Array, one: Array, other: Array, parts: dict[str, Array]
+    ) -> BlockMatches:
         fixed: Array = np.zeros(len(one), np.float32)
         for name, part in parts.items():
             fixed = fixed + WEIGHTS[name] * part
         score = fixed
         flow: Array = np.zeros(len(one), np.float32)
-        whole = self._whole(match, one, other)
-        links = [self._links(one, other, key, whole, back) for back in (False, True)]
+        pair, behind = self._links(one, other)
+        links = []
+        for back, (number, neighbour) in enumerate(((pair, behind), (behind, pair))):
+            weight = self.share[0][back][one] * self.share[1][back][other]
+            links.append((number, neighbour, weight[number]))
         for _ in range(ROUNDS):
             share = np.clip(score / 8, 0, 1) * _best(one, other, score)
             flow = np.zeros(len(one), np.float32)
@@ -216,50 +230,39 @@ class _Blocks:
             "size": np.abs(self.size[0][one] - self.size[1][other]),
         }
 
-    def _whole(self, match: Array, one: Array, other: Array) -> Array:
-        """Return which pairs are of functions of which all blocks are compared with all: (n,)."""
-        begins = np.flatnonzero(np.diff(match, prepend=-1))
-        counts = np.diff(begins, append=len(match))
-        rows, columns = self.blocks[0][one[begins]], self.blocks[1][other[begins]]
-        return np.repeat(counts == rows * columns, counts)
+    def _links(self, one: Array, other: Array) -> tuple[Array, Array]:
+        """Return n times a pair, and a pair of blocks behind both: two (n,) i8."""
+        ways_a, ways_b = self.flow
+        # Runs of pairs of a block of A with blocks of B that follow one another.
+        first = np.flatnonzero(changes(one) | changes(other - np.arange(len(other))))
+        size = np.diff(first, append=len(one))
+        row, column = one[first], other[first]
+        # A way of the block of A leads to its runs in the same match, as ways stay in a function.
+        ways = np.diff(ways_a.first)[row]
+        run = np.repeat(np.arange(len(row)), ways)
+        target = ways_a.target[expand(ways_a.first[row], ways)]
+        ahead = np.searchsorted(row, target)
+        runs = np.searchsorted(row, target, side="right") - ahead
+        run, ahead = np.repeat(run, runs), expand(ahead, runs)
+        # All ways of the blocks of B in a run lie side by side.
+        begin, end = ways_b.first[column], ways_b.first[column + size]
+        counts = (end - begin)[run]
+        way = expand(begin[run], counts)
+        step = ways_b.target[way] - np.repeat(column[ahead], counts)
+        there = (step >= 0) & (step < np.repeat(size[ahead], counts))
+        number = self.source[way] + np.repeat((first - column)[run], counts)
+        return number[there], (step + np.repeat(first[ahead], counts))[there]
 
-    def _links(
-        self, one: Array, other: Array, key: Array, whole: Array, back: bool
-    ) -> tuple[Array, Array, Array]:
-        """Return (pair, pair of blocks behind both or before both, weight), n of each.
 
-        `key` (n,) i8, ascending: block of A · blocks of B + block of B; `whole` as of `_whole`.
-        """
-        ways_a, ways_b = (flow[back] for flow in self.flow)
-        # Ways stay within a function, so what is behind both is of the same match, if it is there.
-        size_b = np.diff(ways_b.indptr)[other]
-        sizes = np.diff(ways_a.indptr)[one] * size_b
-        number = np.repeat(np.arange(len(one)), sizes)
-        within = np.arange(len(number), dtype=np.int32)
-        within -= np.repeat((np.cumsum(sizes) - sizes).astype(np.int32), sizes)
-        step_a, step_b = np.divmod(within, size_b.astype(np.int32)[number])
-        at_a = ways_a.indptr[one][number] + step_a
-        at_b = ways_b.indptr[other][number] + step_b
-        to_a, to_b = ways_a.indices[at_a].astype(np.int64), ways_b.indices[at_b].astype(np.int64)
-        weight = ways_a.data[at_a] * ways_b.data[at_b]
-        # All with all: the place of a pair follows from its blocks.
-        columns = self.blocks[1][other]
-        neighbour = number + (to_a - one[number]) * columns[number] + (to_b - other[number])
-        searched = np.flatnonzero(~whole[number])
-        if not len(searched):
-            return number, neighbour, weight
-        wanted = to_a[searched] * len(self.size[1]) + to_b[searched]
-        neighbour[searched], is_pair = find(key, wanted)
-        there = np.ones(len(number), bool)
-        there[searched] = is_pair
-        return number[there], neighbour[there], weight[there]
+def _share(ways: Array) -> Array:
+    return 1 / np.sqrt(np.maximum(ways, 1).astype(np.float32))
 
 
 def _best(one: Array, other: Array, score: Array) -> Array:
     """Return 1 for pairs that are the best of both their blocks, less for others: (n,) f4."""
-    odds = np.exp(np.clip(score - LEAST, -20, 20))
+    odds = np.exp(np.clip(score - LEAST, -20, 20)).astype(np.float64)
     row, column = np.bincount(one, odds), np.bincount(other, odds)
-    return np.sqrt(odds / (1 + row[one]) * odds / (1 + column[other])).astype(np.float32)
+    return np.sqrt(odds / (1 + row)[one] * odds / (1 + column)[other]).astype(np.float32)
 
 
 def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Array:
@@ -286,20 +289,21 @@ def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Arra
     return np.sort(np.concatenate([np.zeros(0, np.int64), *chosen]))
 
 
-def _facts(graph: Graph, more: tuple[Array, Array]) -> Bag:
-    """Return constants, strings and imports of each block, and `more` (block, u8 of what)."""
+def _facts(side: Side) -> Bag:
+    """Return constants, strings, imports and callees of each block."""
+    graph, functions = side.graph, side.functions
     slot, is_import = find(graph.import_address, graph.edge_target)
     rows = (
         owners(graph.block_constants),
         owners(graph.block_strings),
         owners(graph.block_edges)[is_import],
-        more[0],
+        side.callees[0],
     )
     keys = (
         mix(mix(graph.constant.astype(np.uint64)) + _CONSTANT),
-        hash_texts(graph.strings)[graph.string],
-        mix(hash_texts(import_names(graph))[slot[is_import]] + _IMPORT),
-        mix(mix(more[1]) + _MORE),
+        functions.texts[graph.string],
+        mix(functions.imports[slot[is_import]] + _IMPORT),
+        mix(mix(side.callees[1]) + _MORE),
     )
     return bag(len(graph.block_address), np.concatenate(rows), np.concatenate(keys))
 
@@ -312,12 +316,3 @@ def _place(graph: Graph) -> Array:
     sizes = np.diff(graph.function_blocks)
     number = np.arange(len(graph.block_address)) - np.repeat(graph.function_blocks[:-1], sizes)
     return (number / np.maximum(np.repeat(sizes, sizes) - 1, 1)).astype(np.float32)
-
-
-def _flow(graph: Graph) -> tuple[Any, Any]:
-    """Return (B, B) CSR of the edges between blocks, and of the reverse edges; rows of length 1."""
-    sparse = plugins.require("scipy.sparse")
-    flow, blocks = flow_of(graph), len(graph.block_address)
-    ones = np.ones(len(flow.target), np.float32)
-    ahead = sparse.csr_array((ones, flow.target, flow.first), shape=(blocks, blocks))
-    return normalized(ahead), normalized(ahead.T.tocsr())

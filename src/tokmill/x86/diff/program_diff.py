@@ -110,9 +110,9 @@ def _with_blocks(
     for graph, functions, content, number in zip(graphs, features, contents, numbers, strict=True):
         hashes = block_hashes(content, number, len(graph.block_address))
         callees = content.edge_block, number[content.edge_function].astype(np.uint64)
-        sides.append(Side(graph, functions.instructions, hashes, callees))
+        sides.append(Side(graph, functions, hashes, callees))
         shapes.append(function_hashes(content.shape, content.within, graph.function_blocks))
-        operands.append(Operands(graph, functions.instructions, content.leaving))
+        operands.append(Operands(graph, functions, content.leaving))
     same_code = shapes[0][matched.i] == shapes[1][matched.j]
     blocks = match_blocks(sides[0], sides[1], matched.i, matched.j, same_code)
     same_shape = contents[0].shape[blocks.a] == contents[1].shape[blocks.b]

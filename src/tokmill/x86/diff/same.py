@@ -8,8 +8,7 @@ import numpy as np
 
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
-from tokmill.x86.features.bags import hash_texts
-from tokmill.x86.features.function_features import Functions, import_names
+from tokmill.x86.features.function_features import Functions
 from tokmill.x86.graph import DIRECT, PLACES, TEXT, BlockPlaces, Edge, Graph
 from tokmill.x86.image.image import find, owners
 
@@ -53,11 +52,11 @@ def content_of(graph: Graph, functions: Functions) -> Content:
     edge_owner = owners(graph.block_edges)
     place = np.arange(len(edge_owner)) - graph.block_edges[edge_owner]
     at = mix(place.astype(np.uint64) * _STEP + graph.edge_kind)
-    kind, other, number = _targets(graph, edge_owner)
+    kind, other, number = _targets(graph, edge_owner, functions.imports)
     inside = kind == Target.WITHIN
     leaving = ~inside & (graph.edge_target > 0)
     shape += _sums(mix(at + np.where(leaving, _ELSEWHERE, 0).astype(np.uint64)), graph.block_edges)
-    texts = hash_texts(graph.strings)[graph.string]
+    texts = functions.texts[graph.string]
     block = shape + mix(_sequences(texts, graph.block_strings) ^ _STEP)
     imported = np.where(kind == Target.IMPORT, mix(at + mix(other + _IMPORT)), 0).astype(np.uint64)
     block += _sums(imported, graph.block_edges)
@@ -75,7 +74,7 @@ class Target:
     WITHIN, FUNCTION, IMPORT, ELSEWHERE = range(4)
 
 
-def _targets(graph: Graph, edge_owner: Array) -> tuple[Array, Array, Array]:
+def _targets(graph: Graph, edge_owner: Array, imports: Array) -> tuple[Array, Array, Array]:
     """Return for each edge a `Target`, the hash of an import, and the number of the block in its
     function or of the function.
     """
@@ -90,7 +89,7 @@ def _targets(graph: Graph, edge_owner: Array) -> tuple[Array, Array, Array]:
     kind[is_function] = Target.FUNCTION
     number[is_function] = function[is_function]
     kind[is_import] = Target.IMPORT
-    other[is_import] = hash_texts(import_names(graph))[slot[is_import]]
+    other[is_import] = imports[slot[is_import]]
     kind[inside] = Target.WITHIN
     number[inside] = block[inside] - graph.function_blocks[owner[inside]]
     return kind, other, number

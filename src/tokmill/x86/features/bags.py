@@ -127,9 +127,11 @@ def row_products(a: Any, b: Any, i: Array, j: Array) -> Array:
     a, b = (one if one.has_sorted_indices else one.sorted_indices() for one in (a, b))
     ends = np.cumsum(np.diff(a.indptr)[i] + np.diff(b.indptr)[j], dtype=np.int64)
     parts = np.searchsorted(ends, np.arange(AT_ONCE, ends[-1] + 1, AT_ONCE)) + 1
+    some = (np.diff(a.indptr) > 0)[i] & (np.diff(b.indptr) > 0)[j]
     for first, last in pairwise(sorted({0, len(i), *parts.tolist()})):
-        both = a[i[first:last]].multiply(b[j[first:last]]).tocsr()
-        result[first:last] = row_sums(both.data, both.indptr)
+        kept = first + np.flatnonzero(some[first:last])
+        both = a[i[kept]].multiply(b[j[kept]]).tocsr()
+        result[kept] = row_sums(both.data, both.indptr)
     return result
 
 

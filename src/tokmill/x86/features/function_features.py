@@ -41,6 +41,10 @@ class Functions:
     """(F, F) CSR, f4: 1 where a function calls another, or jumps to its beginning."""
     instructions: Instructions
     """Instructions of the whole graph."""
+    texts: Array
+    """u8, a hash of each string of the graph."""
+    imports: Array
+    """u8, a hash of each of `import_names`."""
 
 
 def functions_of(graph: Graph) -> Functions:
@@ -49,7 +53,8 @@ def functions_of(graph: Graph) -> Functions:
     owner = owners(graph.function_blocks)
     of_instruction = np.repeat(owner, np.diff(graph.block_instructions))
     pair, first = grams(instructions.form, 2, graph.block_instructions[1:])
-    calls, imported = _calls(graph, owner)
+    texts, imports = hash_texts(graph.strings), hash_texts(import_names(graph))
+    calls, imported = _calls(graph, owner, imports)
     bags = {
         "mnemonics": bag(size, of_instruction, instructions.mnemonic.astype(np.uint64)),
         "forms": bag(size, of_instruction, instructions.form),
@@ -57,14 +62,10 @@ def functions_of(graph: Graph) -> Functions:
         "constants": bag(
             size, np.repeat(owner, np.diff(graph.block_constants)), graph.constant.astype(np.uint64)
         ),
-        "strings": bag(
-            size,
-            np.repeat(owner, np.diff(graph.block_strings)),
-            hash_texts(graph.strings)[graph.string],
-        ),
+        "strings": bag(size, np.repeat(owner, np.diff(graph.block_strings)), texts[graph.string]),
         "imports": bag(size, *imported),
     }
-    return Functions(bags, _shape(graph, owner, calls), calls, instructions)
+    return Functions(bags, _shape(graph, owner, calls), calls, instructions, texts, imports)
 
 
 def import_names(graph: Graph) -> list[str]:
@@ -76,7 +77,7 @@ def import_names(graph: Graph) -> list[str]:
     return [name.partition("@")[0].rpartition("!")[2] for name in graph.import_name]
 
 
-def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
+def _calls(graph: Graph, owner: Array, imports: Array) -> tuple[Any, tuple[Array, Array]]:
     sparse = plugins.require("scipy.sparse")
     size = len(graph.function_address)
     caller = np.repeat(owner, np.diff(graph.block_edges))
@@ -91,8 +92,7 @@ def _calls(graph: Graph, owner: Array) -> tuple[Any, tuple[Array, Array]]:
     offsets = np.searchsorted(row, np.arange(size + 1))
     calls = sparse.csr_array((np.ones(len(row), np.float32), column, offsets), shape=(size, size))
     slot, hit = find(graph.import_address, target)
-    names = hash_texts(import_names(graph))
-    return calls, (caller[hit], names[slot[hit]])
+    return calls, (caller[hit], imports[slot[hit]])
 
 
 def _shape(graph: Graph, owner: Array, calls: Any) -> Array:

@@ -80,9 +80,10 @@ def _decoded(hashes: Array, keys: Array, bits: int) -> tuple[Array, Array, Array
     parts = np.zeros((len(raw), 6), np.uint64)
     stack = {iced.Register.RSP, iced.Register.ESP, iced.Register.RBP, iced.Register.EBP}
     branches = {iced.OpKind.NEAR_BRANCH16, iced.OpKind.NEAR_BRANCH32, iced.OpKind.NEAR_BRANCH64}
-    place = 0
+    place, decoder, one = 0, iced.Decoder(bits, text), iced.Instruction()
     for row, size in enumerate(raw[:, LONGEST].tolist()):
-        one = iced.Decoder(bits, text[place : place + size]).decode()
+        decoder.position = place
+        decoder.decode_out(one)
         place += size
         if not one or len(one) != size:
             continue

@@ -103,16 +103,16 @@ def _unnamed(compared: Compared, pairs: Pairs, same: Array) -> list[DataChange]:
         odd &= a.memory.names(a.address[pairs.a])[0] < 0
     rows = np.flatnonzero(odd)
     places = a.address[pairs.a[rows]], b.address[pairs.b[rows]]
+    width = a.width[pairs.a[rows]]
+    sizes = [
+        np.where(width > 0, width, side.memory.extent(at)[0]).tolist()
+        for side, at in zip(compared.sides, places, strict=True)
+    ]
     changes: dict[tuple[int, int], DataChange] = {}
-    for row, one, other in zip(rows.tolist(), *(p.tolist() for p in places), strict=True):
+    for one, other, *size in zip(*(p.tolist() for p in places), *sizes, strict=True):
         if (one, other) in changes:
             continue
-        width = int(a.width[pairs.a[row]])
-        sizes = [
-            width if width > 0 else int(side.memory.extent(np.asarray([at], np.uint64))[0][0])
-            for side, at in zip(compared.sides, (one, other), strict=True)
-        ]
-        change = _change(compared, "", (one, other), (sizes[0], sizes[1]))
+        change = _change(compared, "", (one, other), (size[0], size[1]))
         if change is not None:
             changes[one, other] = change
     return [changes[key] for key in sorted(changes)]

@@ -10,8 +10,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.content.program_memory import Memory
 from tokmill.x86.diff.match_blocks import greedy
 from tokmill.x86.features.bags import hash_texts
-from tokmill.x86.features.function_features import import_names
-from tokmill.x86.features.instruction_features import Instructions
+from tokmill.x86.features.function_features import Functions
 from tokmill.x86.graph import DIRECT, IMMEDIATE, PLACES, TEXT, Graph
 from tokmill.x86.image.image import distinct, expand, find, member, numbered, owners
 
@@ -42,7 +41,7 @@ class Pairs(NamedTuple):
 class Operands:
     """All that the instructions and edges of one program refer to; R operands, by block."""
 
-    def __init__(self, graph: Graph, instructions: Instructions, leaving: Array) -> None:
+    def __init__(self, graph: Graph, functions: Functions, leaving: Array) -> None:
         """`leaving`: i8, the edges that count."""
         self.graph = graph
         self.memory = Memory(graph)
@@ -56,7 +55,7 @@ class Operands:
             (TABLE, graph.table_address[order], order),
             (FUNCTION, graph.function_address, np.arange(len(graph.function_address))),
             (IMPORT, graph.import_slot[named], hash_texts(slots)[named].view(np.int64)),
-            (IMPORT, graph.import_address, hash_texts(import_names(graph)).view(np.int64)),
+            (IMPORT, graph.import_address, functions.imports.view(np.int64)),
         )
         """What lies at addresses (u8, ascending), and its numbers; the last one counts."""
         rows = graph.reference_place // PLACES
@@ -64,7 +63,7 @@ class Operands:
         edge_block = np.searchsorted(graph.block_edges, leaving, side="right") - 1
         last = graph.block_instructions[edge_block + 1] - 1
         direct = (graph.reference_place & DIRECT > 0) & (graph.reference_place & IMMEDIATE == 0)
-        width = np.where(direct, np.minimum(instructions.width[rows], 255), 0)
+        width = np.where(direct, np.minimum(functions.instructions.width[rows], 255), 0)
         text = np.full(len(rows), -1, np.int64)
         text[graph.reference_place & TEXT > 0] = graph.string
         none = np.full(len(leaving), -1, np.int64)
@@ -84,12 +83,11 @@ class Operands:
         self._through_offset_table()
         self.kind, self.number = self.kinds_at(self.address)
         """(R,) i8: what lies there; which function, block or table, or a hash of a name."""
-        texts = hash_texts(graph.strings)
         strings = (self.text >= 0) & np.isin(self.kind, (DATA, UNKNOWN))
         # The bytes of a pointer may be printable.
         strings &= ~member(self.address, graph.pointer_address)
         self.kind[strings] = STRING
-        self.number[strings] = texts[self.text[strings]].view(np.int64)
+        self.number[strings] = functions.texts[self.text[strings]].view(np.int64)
         data = np.isin(self.kind, (DATA, STRING, UNKNOWN))
         self.memory.bounds = distinct(self.memory.bounds, self.address[data])
 
@@ -182,7 +180,7 @@ class Compared:
         ):  # fmt: skip
             rows = np.flatnonzero(both & (one[0] == kind))
             same[rows] = values[0][one[1][rows]] == values[1][other[1][rows]]
-        rows = np.flatnonzero(both & np.isin(one[0], (IMPORT, STRING)))
+        rows = np.flatnonzero(both & ((one[0] == IMPORT) | (one[0] == STRING)))
         same[rows] = one[1][rows] == other[1][rows]
         # A library that is linked statically in one of the programs.
         for first, second, side in ((one, other, 0), (other, one, 1)):
@@ -324,6 +322,8 @@ class Compared:
         if len(first) != len(second):
             differences.append(size)
         (at_a, rows_a), (at_b, rows_b) = holds
+        if not len(at_a) + len(at_b):
+            return min(differences, default=-1)
         differences += np.setxor1d(at_a, at_b)[:1].tolist()
         both, in_a, in_b = np.intersect1d(at_a, at_b, return_indices=True)
         one, other = (
@@ -333,7 +333,7 @@ class Compared:
             )
         )
         same = self._same(one, other)
-        data = np.flatnonzero((one[0] == other[0]) & np.isin(one[0], (DATA, UNKNOWN)))
+        data = np.flatnonzero((one[0] == other[0]) & ((one[0] == DATA) | (one[0] == UNKNOWN)))
         same[data] = True
         targets = [
             side.graph.pointer_target[rows[inside][data]]

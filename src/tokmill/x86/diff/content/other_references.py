@@ -143,12 +143,13 @@ def _texts(compared: Compared, number: int, operands: Array) -> list[str]:
     slots = dict(zip(graph.import_slot.tolist(), graph.import_slot_name, strict=True))
     slots |= dict(zip(graph.import_address.tolist(), import_names(graph), strict=True))
     symbol, inside = side.memory.names(side.address[operands])
+    extent = side.memory.extent(side.address[operands])[0]
     result = []
     rows = zip(
         operands.tolist(), side.kind[operands].tolist(), side.address[operands].tolist(),
-        symbol.tolist(), inside.tolist(), strict=True,
+        symbol.tolist(), inside.tolist(), extent.tolist(), strict=True,
     )  # fmt: skip
-    for operand, kind, address, name, offset in rows:
+    for operand, kind, address, name, offset, free in rows:
         if kind == FUNCTION:
             result.append(_function_text(compared, number, int(side.number[operand])))
         elif kind == IMPORT:
@@ -158,7 +159,7 @@ def _texts(compared: Compared, number: int, operands: Array) -> list[str]:
         elif name >= 0 and compared.named:
             result.append(graph.symbol_name[name] + (f"+{offset:#x}" if offset else ""))
         else:
-            result.append(_data_text(side, operand))
+            result.append(_data_text(side, operand, free))
     return result
 
 
@@ -174,13 +175,13 @@ def _function_text(compared: Compared, side: int, function: int) -> str:
     return f"{text} (old {before})"
 
 
-def _data_text(side: Operands, operand: int) -> str:
-    """Return data without a name in words: a number, a short string, or its first bytes."""
+def _data_text(side: Operands, operand: int, free: int) -> str:
+    """Return data without a name in words; `free`: bytes before something else may begin."""
     address, width, kind = (
         int(column[operand]) for column in (side.address, side.width, side.kind)
     )
     what = {TABLE: "jump table", CODE: "code"}.get(kind, "data")
-    size = width if width > 0 else int(side.memory.extent(np.asarray([address], np.uint64))[0][0])
+    size = width if width > 0 else free
     content = side.memory.read(address, min(size, SHOWN)) if kind == DATA else np.zeros(0, "u1")
     raw = content.tobytes()
     if width > 0 and len(raw) == width and (number := _number(side, operand, raw)):
