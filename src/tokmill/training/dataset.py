@@ -69,7 +69,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
         self.store, self.column = opened(store), column
         self.length, self.rows, self.step, self.seed = length, rows, step, seed
         # Workers of a DataLoader may live through several epochs, so they share its memory.
-        self.epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self.epoch = torch.zeros((), dtype=torch.int64)
+        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._feed = self._make_feed()
 
     def _make_feed(self) -> Feed:
@@ -117,7 +118,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, store=Store(*state["store"]))
-        self.epoch.share_memory_()
+        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
         self._feed = self._make_feed()
 
 
