@@ -161,7 +161,8 @@ def onnx_model(path: Path, nodes: Any, inputs: Any, outputs: Any, weights: Any =
     kind = helper.make_tensor_value_info
     values = [[kind(*one) for one in some] for some in (inputs, outputs)]
     named = [numpy_helper.from_array(array, name) for name, array in weights]
-    graph = helper.make_graph([helper.make_node(*one) for one in nodes], "g", *values, named)
+    made = [helper.make_node(*one[:3], **(one[3] if one[3:] else {})) for one in nodes]
+    graph = helper.make_graph(made, "g", *values, named)
     opset = [helper.make_opsetid("", 18)]
     onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=9), path)
     return path
@@ -178,6 +179,31 @@ def test_an_input_that_a_model_does_not_use_is_given_all_the_same(
     assert {one["status"] for one in told["tried"] + told["engines"]} == {"ok"}
     assert told["other_input_difference"] > told["allowed_error"]
     compiles(told["compile"], tmp_path)
+
+
+def test_what_the_body_of_a_loop_takes_is_no_input(tmp_path: Path, here: Here) -> None:
+    import numpy as np
+    from onnx import TensorProto, helper
+
+    kind = helper.make_tensor_value_info
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["on"], ["further"]),
+            helper.make_node("Relu", ["a"], ["b"]),
+        ],
+        "body",
+        [
+            kind("i", TensorProto.INT64, []),
+            kind("on", TensorProto.BOOL, []),
+            kind("a", 1, [8, 8]),
+        ],
+        [kind("further", TensorProto.BOOL, []), kind("b", 1, [8, 8])],
+    )
+    nodes = [("Loop", ["n", "t", "x"], ["y"], {"body": body})]
+    weights = [("n", np.array(3)), ("t", np.array(True))]
+    model = onnx_model(tmp_path / "m.onnx", nodes, [("x", 1, [8, 8])], [("y", 1, [8, 8])], weights)
+    told = tuned(here, model, tmp_path / "some")
+    assert {one["status"] for one in told["tried"] + told["engines"]} == {"ok"}
 
 
 @pytest.mark.parametrize("form", ["onnx", "linalg"])

@@ -1,5 +1,6 @@
 """ELF files as programs: sections or segments, symbols, relocations, imports."""
 
+import re
 import struct
 import subprocess
 from pathlib import Path
@@ -127,6 +128,37 @@ def test_32_bit_stubs_of_mold(built: Path) -> None:
     path = compiles(built, "ibt32", source, *flags)
     found = imports(open_program(path))
     assert "far" in found and imports(open_program(rewritten(path, MOLD, 32))) == found
+
+
+def test_a_byte_of_the_entry_before_is_no_number_of_mold(built: Path) -> None:
+    names = ("ea", "eb", "ec", "ed")
+    source = "".join(f"int {one}(int);" for one in names)
+    source += "typedef int (*Far)(int); volatile Far all[4]; int _start(void) {"
+    source += "".join(f"all[{i}] = {one};" for i, one in enumerate(names))
+    source += "return " + " + ".join(f"{one}(1)" for one in names) + "; }"
+    library = "".join(f"int {one}(int a) {{ return a; }}" for one in names)
+    far = compiles(built, "libfar.so", library, "-m32", "-nostdlib", "-shared", "-fPIC")
+    path = compiles(built, "got", source, "-m32", "-nostdlib", "-fpie", "-no-pie", "-O1",
+                    "-Wl,-z,norelro", "-Wl,--section-start=.got=0x0804b9c0",
+                    "-Wl,--no-as-needed", str(far))  # fmt: skip
+    shown = run("objdump", "-d", "-M", "intel", "-j", ".plt.got", str(path))
+    entries = re.findall(r"^ *([0-9a-f]+):.*jmp +DWORD PTR", shown, re.MULTILINE)
+    program = open_program(path)
+    assert len(entries) == 4 and set(program.import_name) == set(names)
+    assert [f"{at:x}" for at in program.import_address.tolist()] == entries
+
+
+def test_an_argument_of_an_import_that_is_called_last_is_no_number_of_mold(built: Path) -> None:
+    source = (
+        "int __attribute__((fastcall)) far(int); int wrap(void) { return far(5); }"
+        "int _start(void) { return wrap() + 1; }"
+    )
+    library = "int __attribute__((fastcall)) far(int a) { return a; }"
+    flags = ("-m32", "-nostdlib", "-O2")
+    fast = compiles(built, "libfast.so", library, *flags, "-shared", "-fPIC")
+    path = compiles(built, "fast", source, *flags, "-fno-pic", "-no-pie", "-fno-plt",
+                    "-fcf-protection", "-fno-inline", "-Wl,--no-as-needed", str(fast))  # fmt: skip
+    assert symbols(path)["wrap"] not in open_program(path).import_address.tolist()
 
 
 def test_a_program_without_section_headers_is_read_by_its_segments(built: Path) -> None:

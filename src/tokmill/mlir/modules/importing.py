@@ -101,7 +101,10 @@ def _declared(linalg: str, imported: str) -> str:
 
     IREE keeps no type of what is not used.
     """
-    given = re.findall(r"%arg\d+: !torch\.vtensor<\[([\d,]*)\],[su]?(\w+)>", imported)
+    # The bodies of loops take values too.
+    line = re.search(r"^ *func\.func @.*", imported, re.MULTILINE)
+    head = line[0] if line else ""
+    given = re.findall(r"%arg\d+: !torch\.vtensor<\[([\d,]*)\],[su]?(\w+)>", head)
     if linalg.count('"hal.tensor.import"') >= len(given):
         return linalg
     kinds = ["x".join([*filter(None, sizes.split(",")), kind]) for sizes, kind in given]

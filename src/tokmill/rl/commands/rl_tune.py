@@ -212,7 +212,8 @@ def _print(result: Any, line: str, as_json: bool) -> None:
         if one.status == "wrong":
             say(
                 f"note: {one.way.name} gives other results than IREE's default, by {one.error:.1e} "
-                f"of the largest ({one.allowed:.1e} is allowed); either may compute the model wrong"
+                f"of the largest ({one.allowed:.1e} is allowed); either may compute the model "
+                "wrong, or with less precision (OpenVINO computes f64 in f32)"
             )
     if best is default:
         say(

@@ -382,10 +382,18 @@ def _jumps(program: Program, section: Section) -> tuple[Array, Array]:
     number, size = NUMBERED[program.bits]
     ahead = np.maximum(place - size, 0)[:, None] + np.arange(len(number))
     numbered = (data[ahead] == np.frombuffer(number, np.uint8)).all(axis=1) & (place >= size)
-    place = place - size * numbered
+    if program.bits == 32:
+        # One byte may also be the end of an entry before; mold's form always begins with ENDBR.
+        numbered &= _after_landing(data, place - size)
+    # In other code it may be an argument in ECX, of a function that ends by calling an import.
+    place = place - size * (numbered & (section.stubs or not section.name))
+    return place - 4 * _after_landing(data, place), slot
+
+
+def _after_landing(data: Array, place: Array) -> Array:
+    """Return whether ENDBR stands directly before each place: bool."""
     before = np.maximum(place - 4, 0)[:, None] + np.arange(4)
-    landing = (data[before][:, None, :] == LANDING).all(axis=2).any(axis=1) & (place >= 4)
-    return place - 4 * landing, slot
+    return (data[before][:, None, :] == LANDING).all(axis=2).any(axis=1) & (place >= 4)
 
 
 def _retpolines(section: Section) -> tuple[Array, Array]:
