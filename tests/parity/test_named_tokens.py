@@ -137,6 +137,13 @@ def test_tokens_that_files_beside_a_tokenizer_name(
             "tokenizer_config.json": {"bos_token": "<s>"},
             "special_tokens_map.json": {"eos_token": {"content": "</s>", "normalized": True}},
         },
+        # Two keys name one token.
+        {
+            "tokenizer_config.json": {
+                "eos_token": {"content": "</s>", "normalized": True, "__type": "AddedToken"},
+                "pad_token": "</s>",
+            }
+        },
         {
             "tokenizer_config.json": {"eos_token": "</s>"},
             "added_tokens.json": {"<s>": 11, "</s>": 12},

@@ -198,15 +198,15 @@ CLASSES = (
 )  # fmt: skip
 """Classes of transformers that read a vocab.txt as it is read here, or none in particular."""
 NAMED = {
-    "eos_token": "eot",
     "bos_token": "bos",
-    "pad_token": "pad",
+    "eos_token": "eot",
     "unk_token": "unk",
-    "mask_token": "mask",
-    "cls_token": "cls",
     "sep_token": "sep",
+    "pad_token": "pad",
+    "cls_token": "cls",
+    "mask_token": "mask",
 }
-"""Key of a tokenizer_config.json → role."""
+"""Key of a tokenizer_config.json → role. Of keys for one token, the flags of the last count."""
 MORE = ("additional_special_tokens", "extra_special_tokens")
 """Keys of special tokens without a role: a list, or a dict of attribute → token."""
 
@@ -308,16 +308,15 @@ def _roles(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, st
     }
 
 
-def _entry(number: int, token: Mapping[str, Any], **flags: bool) -> dict[str, Any]:
+def _entry(number: int, token: Mapping[str, Any]) -> dict[str, Any]:
     entry = tokenizer_json.added_token(number, str(token["content"]))
-    return {key: token.get(key, value) for key, value in entry.items()} | flags
+    return {key: token.get(key, value) for key, value in entry.items()}
 
 
 def _add_named(data: dict[str, Any], settings: Mapping[str, Any], path: Path) -> None:
     """Make the tokens special that the files beside a tokenizer name.
 
-    A tokenizer.json has the ids of all text: tokens that it lacks are left out, and their text is
-    cut like any other. An end of documents that it lacks is refused; beside a vocab.txt, any token.
+    Those that a vocab.txt lacks are refused; of a tokenizer.json only the end of documents.
     """
     ids = {token: number for number, token in tokenizer_json.spelled_tokens(data).items()}
     added = {token["content"]: token for token in data.get("added_tokens") or []}
@@ -327,19 +326,20 @@ def _add_named(data: dict[str, Any], settings: Mapping[str, Any], path: Path) ->
         for number, token in (settings.get("added_tokens_decoder") or {}).items():
             added[str(token["content"])] = _entry(int(number), token)
         for name, number in (settings.get("added_tokens") or {}).items():
-            flags = {"special": name in special, "normalized": name not in special}
-            entry = _entry(int(number), {"content": name}, **flags)
+            entry = tokenizer_json.added_token(int(number), name, special=name in special)
+            entry["normalized"] = not entry["special"]
             added[name] = added.get(name, entry) | {"id": int(number)}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _unlike(path, "added tokens without ids") from None
+    listed = set(added)
     for key, token in named.items():
         name = token["content"]
-        if name in ids:
-            added.setdefault(name, _entry(ids[name], token, special=True))
-        elif lines or key == "eos_token":
+        if name not in ids and (lines or key == "eos_token"):
             raise _unlike(path, f"{key} {name!r}, which has no id")
-    for name, token in added.items():
-        if lines and ids.get(name) != token["id"]:
+        if name in ids and name not in listed:
+            added[name] = _entry(ids[name], token | {"special": True})
+    for name in added if lines else ():
+        if ids.get(name) != added[name]["id"]:
             raise _unlike(path, f"{name!r} with an id that its vocabulary lacks")
     known = [token | {"id": ids[name]} for name, token in added.items() if name in ids]
     data["added_tokens"] = sorted(known, key=lambda token: token["id"])
