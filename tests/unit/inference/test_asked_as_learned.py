@@ -1,6 +1,7 @@
 """A model is asked with the special tokens with which it has learned, and nothing is guessed."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,21 @@ def test_an_exported_tokenizer_puts_nothing_before_a_text_that_was_not_learned(
     peer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
     for text in ("Q", "Qab", "x"):
         assert peer(text)["input_ids"] == ids_of(stores / f"run-{name}", text)
+
+
+def test_the_template_of_a_run_that_does_not_say_what_it_has_learned_is_exported(
+    stores: Path, tmp_path: Path
+) -> None:
+    """Facts of old runs have no `prefix`."""
+    from transformers import AutoTokenizer
+
+    shutil.copytree(stores / "run-add", tmp_path / "old")
+    facts = json.loads((tmp_path / "old/schema.json").read_bytes())
+    del facts["prefix"]
+    (tmp_path / "old/schema.json").write_text(json.dumps(facts))
+    export_model(tmp_path / "old", tmp_path / "out")
+    peer: Any = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert peer("Qab")["input_ids"] == ids_of(stores / "run-add", "Qab")
 
 
 def test_a_store_of_another_form_is_told(stores: Path) -> None:

@@ -378,28 +378,45 @@ def test_the_tokenizer_beside_a_wrong_path_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "tokenizer.json") in error.value.hint
 
 
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_an_end_of_documents_that_a_tokenizer_lacks_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.to_json())
+    (tmp_path / name).write_text(json.dumps({"eos_token": "</s>"}))
+    with pytest.raises(TokmillError, match="eos_token '</s>', which has no id") as caught:
+        Tokenizer.from_file(tmp_path)
+    assert "save_pretrained" in caught.value.hint
+
+
 @pytest.mark.parametrize(
-    ("files", "what"),
+    "files",
     [
-        ({"tokenizer_config.json": {"eos_token": "</s>"}}, "eos_token '</s>', which has no id"),
-        (
-            {"special_tokens_map.json": {"additional_special_tokens": ["<|pad|>", "<s>"]}},
-            "additional_special_tokens[1] '<s>', which has no id",
-        ),
-        ({"added_tokens.json": {"<s>": 800}}, "its vocabulary lacks"),
-        ({"added_tokens.json": {"<|pad|>": 5}}, "its vocabulary lacks"),
-        (
-            {"tokenizer_config.json": {"added_tokens_decoder": {"800": {"content": "<s>"}}}},
-            "'<s>' with an id that its vocabulary lacks",
-        ),
+        {"tokenizer_config.json": {"pad_token": "[PAD]"}},
+        {"special_tokens_map.json": {"additional_special_tokens": ["<|pad|>", "<s>"]}},
+        {"added_tokens.json": {"<s>": 800, "<|pad|>": 5}},
+        {"tokenizer_config.json": {"added_tokens_decoder": {"800": {"content": "<s>"}}}},
     ],
 )
-def test_tokens_that_a_tokenizer_lacks_are_refused(
-    tokenizer: Tokenizer, tmp_path: Path, files: dict[str, Any], what: str
+def test_other_tokens_that_a_tokenizer_lacks_are_text(
+    tokenizer: Tokenizer, tmp_path: Path, files: dict[str, Any]
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.to_json())
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
-    with pytest.raises(TokmillError, match=re.escape(what)) as caught:
-        Tokenizer.from_file(tmp_path)
-    assert "save_pretrained" in caught.value.hint
+    found = Tokenizer.from_file(tmp_path)
+    assert found.specials == tokenizer.specials
+    for text in ("<s>a[PAD]", "a<|pad|>"):
+        assert found.encode(text) == tokenizer.encode(text)
+
+
+def test_files_beside_a_tokenizer_of_another_name_add_no_tokens(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """They are those of a tokenizer.json in the same folder."""
+    (tmp_path / "mine.json").write_bytes(tokenizer.to_json())
+    config = {"eos_token": "</s>", "additional_special_tokens": ["a"]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    found = Tokenizer.from_file(tmp_path / "mine.json")
+    assert found.named == {} and found.specials == tokenizer.specials
+    assert found.encode("a b") == tokenizer.encode("a b")

@@ -198,15 +198,15 @@ CLASSES = (
 )  # fmt: skip
 """Classes of transformers that read a vocab.txt as it is read here, or none in particular."""
 NAMED = {
-    "eos_token": "eot",
     "bos_token": "bos",
-    "pad_token": "pad",
+    "eos_token": "eot",
     "unk_token": "unk",
-    "mask_token": "mask",
-    "cls_token": "cls",
     "sep_token": "sep",
+    "pad_token": "pad",
+    "cls_token": "cls",
+    "mask_token": "mask",
 }
-"""Key of a tokenizer_config.json → role."""
+"""Key of a tokenizer_config.json → role. Of keys for one token, the flags of the last count."""
 MORE = ("additional_special_tokens", "extra_special_tokens")
 """Keys of special tokens without a role: a list, or a dict of attribute → token."""
 
@@ -253,7 +253,8 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
         data = read_vocab_txt(raw, path, settings)
     else:
         data = tokenizer_json.parse(raw, str(path))
-    if settings:
+    # Beside a file of another name they may be those of another tokenizer.
+    if settings and (path.name == "tokenizer.json" or path.name.endswith("vocab.txt")):
         _add_named(data, settings, path)
     return data, _roles(data, settings)
 
@@ -261,12 +262,12 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
 def _beside(path: Path) -> dict[str, Any]:
     """Return what the files of transformers beside a tokenizer say, as one object.
 
-    As there, a configuration without added tokens is the oldest, and the others win.
+    As there, the others count only beside a configuration that lists no added tokens, and win.
     """
     settings: dict[str, Any] = {}
     for name in ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"):
-        file, lists_added = path.with_name(name), "added_tokens_decoder" in settings
-        if not file.is_file() or (lists_added and name == "added_tokens.json"):
+        file = path.with_name(name)
+        if not file.is_file() or "added_tokens_decoder" in settings:
             continue
         raw = read_file(file)
         with refused(
@@ -279,23 +280,25 @@ def _beside(path: Path) -> dict[str, Any]:
                 raise ValueError("it is no JSON object")
         if name == "added_tokens.json":
             content = {"added_tokens": content}
-        settings = content | settings if lists_added else settings | content
+        settings |= content
     return settings
 
 
-def _names(settings: Mapping[str, Any]) -> dict[str, str]:
+def _named(settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return key → the token that it names: its `content`, and the flags that are given."""
     values = {key: settings.get(key) for key in NAMED}
     for key in MORE:
         listed = settings.get(key)
         tokens = [*listed.values()] if isinstance(listed, dict) else listed
         for place, token in enumerate(tokens if isinstance(tokens, list) else ()):
             values[f"{key}[{place}]"] = token
-    named = {k: v.get("content") if isinstance(v, dict) else v for k, v in values.items()}
-    return {key: name for key, name in named.items() if name and isinstance(name, str)}
+    named = {k: v if isinstance(v, dict) else {"content": v} for k, v in values.items()}
+    return {k: v for k, v in named.items() if isinstance(v.get("content"), str) and v["content"]}
 
 
 def _roles(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
-    there, named = tokenizer_json.added_tokens(data), _names(settings)
+    there = tokenizer_json.added_tokens(data)
+    named = {key: token["content"] for key, token in _named(settings).items()}
     end = named.get("eos_token")
     # A token that ends records is not padding or unknown text too, as GPT-2's file says.
     return {
@@ -305,28 +308,41 @@ def _roles(data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, st
     }
 
 
+def _entry(number: int, token: Mapping[str, Any]) -> dict[str, Any]:
+    entry = tokenizer_json.added_token(number, str(token["content"]))
+    return {key: token.get(key, value) for key, value in entry.items()}
+
+
 def _add_named(data: dict[str, Any], settings: Mapping[str, Any], path: Path) -> None:
-    """Make the tokens special that the files beside a tokenizer name; refuse any that it lacks."""
+    """Make the tokens special that the files beside a tokenizer name.
+
+    Those that a vocab.txt lacks are refused; of a tokenizer.json only the end of documents.
+    """
     ids = {token: number for number, token in tokenizer_json.spelled_tokens(data).items()}
     added = {token["content"]: token for token in data.get("added_tokens") or []}
-    named = _names(settings)
+    named, lines = _named(settings), path.name.endswith("vocab.txt")
+    special = {token["content"] for token in named.values()}
     try:
         for number, token in (settings.get("added_tokens_decoder") or {}).items():
-            entry = tokenizer_json.added_token(int(number), str(token["content"]))
-            added[entry["content"]] = {key: token.get(key, value) for key, value in entry.items()}
+            added[str(token["content"])] = _entry(int(number), token)
         for name, number in (settings.get("added_tokens") or {}).items():
-            entry = tokenizer_json.added_token(int(number), name, special=name in named.values())
+            entry = tokenizer_json.added_token(int(number), name, special=name in special)
+            entry["normalized"] = not entry["special"]
             added[name] = added.get(name, entry) | {"id": int(number)}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise _unlike(path, "added tokens without ids") from None
-    for key, name in named.items():
-        if name not in ids:
+    listed = set(added)
+    for key, token in named.items():
+        name = token["content"]
+        if name not in ids and (lines or key == "eos_token"):
             raise _unlike(path, f"{key} {name!r}, which has no id")
-        added.setdefault(name, tokenizer_json.added_token(ids[name], name))
-    for token in added.values():
-        if ids.get(token["content"]) != token["id"]:
-            raise _unlike(path, f"{token['content']!r} with an id that its vocabulary lacks")
-    data["added_tokens"] = sorted(added.values(), key=lambda token: token["id"])
+        if name in ids and name not in listed:
+            added[name] = _entry(ids[name], token | {"special": True})
+    for name in added if lines else ():
+        if ids.get(name) != added[name]["id"]:
+            raise _unlike(path, f"{name!r} with an id that its vocabulary lacks")
+    known = [token | {"id": ids[name]} for name, token in added.items() if name in ids]
+    data["added_tokens"] = sorted(known, key=lambda token: token["id"])
 
 
 def _unlike(path: Path, what: str) -> TokmillError:

@@ -334,8 +334,8 @@ def export_model(
             tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer")
             tokenizer = tokenizers.Tokenizer.from_file(inside(run / VOCAB, vocabulary.file))
             before = template_of(vocabulary, tokenizer.to_json())[0]
-            if task.continues and before != [*facts.prefix.get(column, ())]:
-                # Its template puts tokens before a text that the run has not learned there.
+            if task.continues and before != [*facts.prefix.get(column, before)]:
+                # Its template puts tokens before a text that the run says it has not learned.
                 tokenizer.data["post_processor"] = None
             tokenizer.save(folder, vocabulary.roles, segments=public.segments)
         write_tensors(folder / MODEL, state, {"format": "pt"})
