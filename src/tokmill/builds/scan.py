@@ -145,9 +145,9 @@ def _sampled(entry: _Entry) -> tuple[int, str, bytes] | None:
     try:
         return sampled_input(entry.path)
     except Absent:
-        if entry.empty:
-            return None
-        raise
+        if not entry.empty:
+            raise
+        return None
 
 
 def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> list[str]:

@@ -80,13 +80,10 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def _open(self) -> None:
         self._shared.share_memory_()  # type: ignore[no-untyped-call]
         self._epochs: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._feed = self._make_feed()
-
-    def _make_feed(self) -> Feed:
         cut = cut_rows(self.store, self.rows, self.length, self.step, self.seed)
         self.columns, read = read_columns(self.store, self.column)
         self.ends = ends_of(roles_of(self.store, self.columns[:1]))
-        return Feed(cut, 1, seed=self.seed, columns=read)
+        self._feed = Feed(cut, 1, seed=self.seed, columns=read)
 
     def __len__(self) -> int:
         return len(self._feed.sources[0])
@@ -100,7 +97,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         rows = np.where(rows < 0, rows + len(self), rows)
         if ((rows < 0) | (rows >= len(self))).any():
             raise IndexError(f"the rows of {self.store.path} are numbered 0 to {len(self) - 1}")
-        batch = self._feed.make(np.full(len(rows), self._epoch_of(iteration()), np.int64), rows)
+        batch = self._feed.make(np.full(len(rows), self._epoch_of_iteration(), np.int64), rows)
         tokens = {name: batch.columns[name].astype(np.int64) for name in self.columns}
         labels = {name: np.full(batch.document.shape, IGNORED, np.int64) for name in self.columns}
         for name, ahead in targets_of(
@@ -124,10 +121,14 @@ class TokenDataset(Dataset[dict[str, Any]]):
         self.epoch = epoch
         self._shared.fill_(epoch)
 
-    def _epoch_of(self, fetcher: object) -> int:
-        """Return the epoch of an iteration; a worker's first one has that of the worker's start."""
-        if fetcher is None:
-            return self.epoch
+    def _epoch_of_iteration(self) -> int:
+        """A worker's first iteration has the epoch of its start; each has a fetcher of its own."""
+        frame = sys._getframe()
+        while frame.f_code is not _MapDatasetFetcher.fetch.__code__:
+            if frame.f_back is None:
+                return self.epoch
+            frame = frame.f_back
+        fetcher = frame.f_locals["self"]
         if fetcher not in self._epochs:
             if get_worker_info() and self._process == os.getpid():
                 self.epoch = int(self._shared)
@@ -148,19 +149,6 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, store=Store(*state["store"]))
         self._open()
-
-
-def iteration() -> object:
-    """Return what fetches for the iteration of a DataLoader that asks for rows, else None.
-
-    Each iteration has a fetcher of its own, in this process as in a worker that stays.
-    """
-    frame = sys._getframe()
-    while frame.f_code is not _MapDatasetFetcher.fetch.__code__:
-        if frame.f_back is None:
-            return None
-        frame = frame.f_back
-    return frame.f_locals["self"]
 
 
 def alone(columns: dict[str, Any]) -> Any:

@@ -369,10 +369,9 @@ def raw_tokens(look: Look) -> Facts | None:
 def _are_halves(short: Array) -> bool:
     """Whether uint16 values are rather those of uint32, if too few or too large for the build."""
     low, high = short[0::2], short[1::2]
-    if not low.any() or not high.any():
+    if not high.any():
         return bool(low.any())
-    small = np.mean(high < 16) > 0.99
-    return bool(small and np.mean(low >= 16) > 0.5 and low.max() >= 1024)
+    return bool(np.mean(high < 16) > 0.99 and np.mean(low >= 16) > 0.5)
 
 
 def _field(strings: Sequence[str]) -> str:
