@@ -87,6 +87,10 @@ def test_a_byte_order_mark_is_no_text_as_in_a_build(tokmill: Run, trained: Path)
         for name in ("plain.txt", "marked.txt")
     )
     assert plain == marked
+    for cut in (b"\xef", b"\xef\xbb"):
+        Path("cut.txt").write_bytes(cut)
+        done = tokmill("tokenizer", "encode", "-t", trained, "cut.txt", code=1)
+        assert "not UTF-8" in done.stderr
     for ids in ("1,2 3", "[1, 2, 3]"):
         done = tokmill("tokenizer", "decode", "-t", trained, ids).stdout
         assert done == tokmill("tokenizer", "decode", "-t", trained, 1, 2, 3).stdout

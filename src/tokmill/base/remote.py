@@ -16,6 +16,7 @@ import random
 import re
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -244,8 +245,9 @@ def head(address: str) -> Facts:
 def listed(address: str) -> list[Facts]:
     """Return the objects below an address, ordered by address; none is no error.
 
-    Their marks are not those of `head`: servers give times of other precision here. Empty objects
-    whose keys end with a slash, which consoles make for folders, are left out.
+    Their marks are not those of `head`: servers give times of other precision here. Consoles make
+    empty objects for folders, whose keys end with a slash; obstore lists them without it. They are
+    left out where objects lie below them; others are listed, and `head` finds none (`Absent`).
     """
     obstore, client, key = _client(address)
     root = address.removesuffix(key) if key else f"{address}/"
@@ -255,16 +257,15 @@ def listed(address: str) -> list[Facts]:
         return [Facts(root + meta["path"], meta["size"]) for page in pages for meta in page]
 
     found = sorted(_tried("list", address, call))
-    # obstore lists such a key without its slash, and there is no object of that name.
-    folders = dict(at_once(_is_absent, [one.address for one in found if not one.size]))
-    return [one for one in found if not folders.get(one.address)]
 
+    def is_folder(one: Facts) -> bool:
+        if one.size or one.address == address.rstrip("/"):
+            return not one.size
+        begin = f"{one.address}/"
+        place = bisect_left(found, (begin,))
+        return place < len(found) and found[place].address.startswith(begin)
 
-def _is_absent(address: str) -> tuple[str, bool]:
-    with contextlib.suppress(Absent):
-        head(address)
-        return address, False
-    return address, True
+    return [one for one in found if not is_folder(one)]
 
 
 def read(facts: Facts, start: int = 0, stop: int | None = None) -> bytes:

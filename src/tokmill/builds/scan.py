@@ -73,6 +73,8 @@ class _Entry(NamedTuple):
     path: Path
     argument: str
     named: bool
+    empty: bool = False
+    """An object that a list says is empty: it may be a folder, which cannot be read."""
 
 
 Fits = Callable[[Path, bytes], str]
@@ -113,8 +115,11 @@ def find_files(
         left: Counter[str] = Counter()
         count = 0
         found = list(_entries(argument, chosen, left))
-        sampled = (at_once if address_of(argument) else map)(sampled_input, [e.path for e in found])
-        for entry, (size, digest, first) in zip(found, sampled, strict=True):
+        samples = (at_once if address_of(argument) else map)(_sampled, found)
+        for entry, sample in zip(found, samples, strict=True):
+            if sample is None:
+                continue
+            size, digest, first = sample
             why = fits(entry.path, first) if fits is not None and not entry.named else ""
             place = address_of(entry.path) or os.path.abspath(entry.path)
             if why:
@@ -133,6 +138,16 @@ def find_files(
         msgspec.structs.replace(file, name=names[place]) for place, (_, file) in entries.items()
     ]
     return Inputs(sorted(files, key=lambda file: file.name), in_order(total))
+
+
+def _sampled(entry: _Entry) -> tuple[int, str, bytes] | None:
+    """Return what `sampled_input` does; None: the entry is a folder that a console made."""
+    try:
+        return sampled_input(entry.path)
+    except Absent:
+        if not entry.empty:
+            raise
+        return None
 
 
 def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> list[str]:
@@ -220,18 +235,18 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
             name = one.address.rpartition("/")[2]
             # As of a shell, a pattern does not match a hidden file.
             if fits.fullmatch(one.address) and (names_hidden or not name.startswith(".")):
-                yield _Entry(name, Path(one.address), address, True)
+                yield _Entry(name, Path(one.address), address, True, not one.size)
         return
-    below = [one.address.removeprefix(f"{address}/") for one in listed(address)]
+    below = {one.address.removeprefix(f"{address}/"): one.size for one in listed(address)}
     stores = {name.partition("shards/")[0] for name in below if "shards/" in name}
     stores = {folder for folder in stores if f"{folder}manifest.json" in below}
-    for name in below:
+    for name, size in below.items():
         if any(name.startswith(folder) for folder in stores):
             left["store"] += name.endswith("manifest.json")
         elif why := "hidden file" if "/." in f"/{name}" else chosen(name):
             left[why] += 1
         else:
-            yield _Entry(name, Path(f"{address}/{name}"), address, False)
+            yield _Entry(name, Path(f"{address}/{name}"), address, False, not size)
     left += Counter()  # drops what is 0
 
 

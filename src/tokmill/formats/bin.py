@@ -129,13 +129,7 @@ class BinSource(TokenSource):
             )
         sample = np.frombuffer(head[: len(head) - len(head) % dtype.itemsize], dtype)
         if wanted is None and (why := wrong_layout(sample)):
-            raise TokmillError(
-                why,
-                where=str(path),
-                hint=f'convert them: numpy.fromfile("{path.name}", "<i8").astype("<u4").tofile(NEW)'
-                if why == WIDE
-                else "if the file is right, name the type of its ids: --dtype u2 or --dtype u4",
-            )
+            raise TokmillError(why, where=str(path), hint=layout_hint(why, path.name))
         return dtype, size // dtype.itemsize
 
     def found(self) -> list[InputFile]:
@@ -276,23 +270,25 @@ class Ids:
 def wrong_layout(sample: Array) -> str:
     """Return why ids seem to have another width or byte order, else "".
 
-    Needs at least 32 ids. If the upper halves of 8-byte numbers are 0, the ids are int64. If every
-    second uint16 value is 0 or very small, they are halves of uint32 ids. If all ids are multiples
-    of 256, or their low bytes have fewer values than their high bytes, the bytes are swapped.
+    Needs at least 32 ids. If every second uint16 value is 0 or very small, they are halves of
+    uint32 ids. If the upper halves of 8-byte numbers are 0, and most lower ones are not, they are
+    int64. If all ids are multiples of 256, or their low bytes have fewer values than their high
+    bytes, the bytes are swapped.
     """
     if len(sample) < 32 or not sample.any():
         return ""
-    words = sample[: len(sample) // 4 * 4].reshape(-1, 8 // sample.dtype.itemsize)
-    if not words[:, words.shape[1] // 2 :].any():
-        return WIDE
+    ids, above = sample[: len(sample) // 4 * 4].view("<u4").reshape(-1, 2).T
+    wide = sample.nbytes % 8 == 0 and not above.any() and np.mean(ids > 0) > 0.5
     swapped = sample.byteswap()
     if sample.dtype.itemsize == 4:
+        if wide:
+            return WIDE
         if int(sample.max()) >= 1 << 24 and int(swapped.max()) < 1 << 24:
             return "the ids look like big-endian uint32"
         return ""
     low, high = sample[0::2], sample[1::2]
     if (not high.any()) or (int(high.max()) < 32 and int(low.max()) >= 1024):
-        return HALVES
+        return WIDE if wide else HALVES
     if not (low & 255).any() and int(low.max()) >> 8 < 32:
         return "the ids look like big-endian uint32, but were to be read as uint16"
     low_bytes, high_bytes = sample & 255, sample >> 8
@@ -302,6 +298,13 @@ def wrong_layout(sample: Array) -> str:
     if spread and int(low_bytes.max()) < int(high_bytes.max()):
         return "the ids look like big-endian uint16"
     return ""
+
+
+def layout_hint(why: str, name: str) -> str:
+    """Return what can be done about a file of which `wrong_layout` says why."""
+    convert = f'convert them: numpy.fromfile("{name}", "<i8").astype("<u4").tofile(NEW); or '
+    right = "if the file is right, name the type of its ids: --dtype u2 or --dtype u4"
+    return f"{convert if why == WIDE else ''}{right}"
 
 
 class BinExportOptions(notes.ExportOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):

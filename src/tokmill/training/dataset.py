@@ -3,13 +3,17 @@
 It learns the same targets as the task next_token (`targets_of`).
 """
 
+import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
@@ -67,17 +71,19 @@ class TokenDataset(Dataset[dict[str, Any]]):
     ) -> None:
         check_cut(rows, length - 1, step)
         self.store, self.column = opened(store), column
-        self.length, self.rows, self.step, self.seed = length, rows, step, seed
+        self.length, self.rows, self.step, self.seed, self.epoch = length, rows, step, seed, 0
         # Workers of a DataLoader may live through several epochs, so they share its memory.
-        self.epoch = torch.zeros((), dtype=torch.int64)
-        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._feed = self._make_feed()
+        self._shared = torch.zeros((), dtype=torch.int64, device="cpu")
+        self._process = os.getpid()
+        self._open()
 
-    def _make_feed(self) -> Feed:
+    def _open(self) -> None:
+        self._shared.share_memory_()  # type: ignore[no-untyped-call]
+        self._epochs: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         cut = cut_rows(self.store, self.rows, self.length, self.step, self.seed)
         self.columns, read = read_columns(self.store, self.column)
         self.ends = ends_of(roles_of(self.store, self.columns[:1]))
-        return Feed(cut, 1, seed=self.seed, columns=read)
+        self._feed = Feed(cut, 1, seed=self.seed, columns=read)
 
     def __len__(self) -> int:
         return len(self._feed.sources[0])
@@ -91,7 +97,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         rows = np.where(rows < 0, rows + len(self), rows)
         if ((rows < 0) | (rows >= len(self))).any():
             raise IndexError(f"the rows of {self.store.path} are numbered 0 to {len(self) - 1}")
-        batch = self._feed.make(np.full(len(rows), int(self.epoch), np.int64), rows)
+        batch = self._feed.make(np.full(len(rows), self._epoch_of_iteration(), np.int64), rows)
         tokens = {name: batch.columns[name].astype(np.int64) for name in self.columns}
         labels = {name: np.full(batch.document.shape, IGNORED, np.int64) for name in self.columns}
         for name, ahead in targets_of(
@@ -108,18 +114,41 @@ class TokenDataset(Dataset[dict[str, Any]]):
         return [each(lambda tensor: tensor[i], tensors) for i in range(len(rows))]  # noqa: B023
 
     def set_epoch(self, epoch: int) -> None:
-        """Draw what is random for another epoch; the trainers of accelerate call it."""
-        self.epoch.fill_(epoch)
+        """Draw what is random for another epoch; the trainers of accelerate call it.
+
+        An iteration of a DataLoader that has begun goes on with the epoch of its beginning.
+        """
+        self.epoch = epoch
+        self._shared.fill_(epoch)
+
+    def _epoch_of_iteration(self) -> int:
+        """A worker's first iteration has the epoch of its start; each has a fetcher of its own."""
+        frame = sys._getframe()
+        while frame.f_code is not _MapDatasetFetcher.fetch.__code__:
+            if frame.f_back is None:
+                return self.epoch
+            frame = frame.f_back
+        fetcher = frame.f_locals["self"]
+        if fetcher not in self._epochs:
+            if get_worker_info() and self._process == os.getpid():
+                self.epoch = int(self._shared)
+            self._process = os.getpid()
+            self._epochs[fetcher] = self.epoch
+        return self._epochs[fetcher]
+
+    def __copy__(self) -> "TokenDataset":
+        other = object.__new__(type(self))
+        other.__setstate__(self.__getstate__() | {"_shared": self._shared.clone()})
+        return other
 
     def __getstate__(self) -> dict[str, object]:
         state = vars(self) | {"store": (self.store.path.absolute(), tuple(self.store.overlays))}
-        del state["_feed"]
+        del state["_feed"], state["_epochs"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, store=Store(*state["store"]))
-        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self._feed = self._make_feed()
+        self._open()
 
 
 def alone(columns: dict[str, Any]) -> Any:

@@ -68,7 +68,7 @@ def header(magic=20240520):
         (b"\1\0\2\0\3\0", {"dtype": "u4"}, "6 bytes are no whole number of 4-byte ids"),
         (np.arange(1, 99, dtype="<u4").tobytes(), {}, "look like uint32"),
         (np.arange(1, 9000, dtype="<u4").tobytes(), {"vocab_size": 9000}, "look like uint32"),
-        (np.arange(1, 99, dtype="<i8").tobytes(), {}, "look like int64.*<i8"),
+        (np.arange(1, 99, dtype="<i8").tobytes(), {}, "look like int64.*<i8.*--dtype u2"),
         (np.arange(1, 99999, dtype="<i8").tobytes(), {}, "look like int64"),
         (np.arange(1, 99, dtype="<i8").tobytes(), {"vocab_size": 99999}, "look like int64"),
         (b"\x93NUMPY" + bytes(130), {"dtype": "u2"}, "an array of numpy"),
@@ -107,6 +107,17 @@ def test_real_ids_are_not_taken_for_something_else():
         assert "uint32" in wrong_layout(ids.astype("<u4").view("<u2")), size
         assert "uint32" in wrong_layout(ids.astype(">u4").view("<u2")), size
         assert "big-endian uint32" in wrong_layout(ids.astype(">u4").view("<u4")), size
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+@pytest.mark.parametrize("ids", [[7, 9], [290, 7], [7, 290, 5, 291]])
+def test_few_ids_before_many_zeros_are_no_int64(tmp_path, dtype, ids):
+    """A separator that is repeated, or padding: the upper halves of 8-byte numbers say nothing."""
+    for zeros in (5000, 5002):
+        np.asarray([*ids, *[0] * zeros], dtype).tofile(tmp_path / "t.bin")
+        options = {"vocab_size": 300 if dtype == "<u2" else 99999, "separator_id": 0}
+        store = quick_build("bin", tmp_path / "t.bin", tmp_path / f"s{zeros}", **options)
+        assert store.tokens == len(ids) + zeros
 
 
 def test_separators_end_records_and_the_eot_of_the_tokenizer_is_one(tmp_path):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from making import quick_build
 from report_stores import write_store
 from tokmill.base.errors import TokmillError
 from tokmill.report.describe import foreign
@@ -64,6 +65,13 @@ FILES: list[tuple[str, Any, dict[str, Any]]] = [
      {"kind": "raw tokens", "guess": "uint16, 999 tokens"}),
     ("long.bin", lambda p: p.write_bytes(np.arange(99, dtype="<i8").tobytes()),
      {"kind": "raw tokens", "problem": "the ids look like int64, which is not read"}),
+    ("few.bin", lambda p: p.write_bytes(np.arange(10, dtype="<u4").tobytes()),
+     {"kind": "raw tokens", "guess": "uint32, 10 tokens"}),
+    ("large.bin", lambda p: p.write_bytes(
+        np.append(np.arange(9999) * 5, [3_000_000] * 10).astype("<u4").tobytes()),
+     {"kind": "raw tokens", "guess": "uint32, 10,009 tokens"}),
+    ("padded.bin", lambda p: p.write_bytes(np.asarray([5000, 900] + [0] * 998, "<u2").tobytes()),
+     {"kind": "raw tokens", "guess": "uint16, 1,000 tokens"}),
     ("a.jsonl", lambda p: p.write_text('{"text": "hi", "n": 1}\n{"text": "x"}\n'),
      {"kind": "jsonl", "fields": {"text": "str", "n": "int"}}),
     ("odd", lambda p: p.write_text('{"text": "hi"}\n{"text": "x"}\n'), {"kind": "jsonl"}),
@@ -112,6 +120,26 @@ def test_files(tmp_path: Path, name: str, write: Any, expected: dict[str, Any]) 
     found = describe(tmp_path / name)
     assert {key: found[key] for key in expected} == expected
     json.dumps(found)
+
+
+@pytest.mark.parametrize(
+    ("ids", "dtype"),
+    [([256] * 99, "<u2"), (range(99), "<i8"), (range(1, 100), ">u2"), ([1] * 99, "<u4"),
+     (range(10), "<u4"), (range(10), "<u2")],
+)  # fmt: skip
+def test_inspect_of_flat_ids_says_what_a_build_needs(tmp_path: Path, ids: Any, dtype: str) -> None:
+    """Where the build refuses a file, its reason and hint; else the type that was written."""
+    path = tmp_path / "ids.bin"
+    np.asarray(ids, dtype).tofile(path)
+    found = describe(path)
+    if "problem" in found:
+        with pytest.raises(TokmillError, match=found["problem"]) as caught:
+            quick_build("bin", path, tmp_path / "s")
+        assert caught.value.hint == found["hint"] and "--dtype u2" in found["hint"]
+        return
+    assert found["guess"] == f"uint{8 * int(dtype[2])}, {len(ids)} tokens"
+    named = {"dtype": "u4"} if "--dtype u4" in found["next"] else {}
+    assert quick_build("bin", path, tmp_path / "s", **named).tokens == len(ids)
 
 
 def test_a_pickle_inside_an_array_is_not_opened(tmp_path: Path) -> None:

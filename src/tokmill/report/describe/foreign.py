@@ -18,9 +18,10 @@ from tokmill.base.errors import MissingExtraError, TokmillError
 from tokmill.base.files import machine_errors, read_file
 from tokmill.base.headers import ZIP_ERRORS, array_header, arrow_errors, loads_json
 from tokmill.base.inflate import head_of, packing
-from tokmill.formats.bin import HALVES, wrong_layout
+from tokmill.formats.bin import HALVES, layout_hint, wrong_layout
 from tokmill.report.describe.pickles import read_pickle
 from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
+from tokmill.store.schema import Array
 from tokmill.text.jsonl import CHATS, chat_key, keys_of
 from tokmill.text.make_document import quoted
 
@@ -349,10 +350,11 @@ def raw_tokens(look: Look) -> Facts | None:
         return facts
     if look.size % 2:
         return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
-    why = wrong_layout(np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2"))
-    if why and why != HALVES:
-        return {**facts, "problem": why}
-    wide = why == HALVES
+    short = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2")
+    why = wrong_layout(short)
+    wide = look.size % 4 == 0 and (why == HALVES or (not why and _are_halves(short)))
+    if why and not wide:
+        return {**facts, "problem": why, "hint": layout_hint(why, look.path.name)}
     dtype = "uint32" if wide else "uint16"
     ids = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u4" if wide else "<u2")
     return {
@@ -362,6 +364,14 @@ def raw_tokens(look: Look) -> Facts | None:
         "first_ids": ids[:16].tolist(),
         "next": f"tokmill build bin {look.quoted}{' --dtype u4' * bool(wide)} -o STORE",
     }
+
+
+def _are_halves(short: Array) -> bool:
+    """Whether uint16 values are rather those of uint32, if too few or too large for the build."""
+    low, high = short[0::2], short[1::2]
+    if not high.any():
+        return bool(low.any())
+    return bool(np.mean(high < 16) > 0.99 and np.mean(low >= 16) > 0.5)
 
 
 def _field(strings: Sequence[str]) -> str:

@@ -268,8 +268,7 @@ def _open_text(file: str, text: str | None) -> Iterator[Iterator[str]]:
 def _decoded(handle: Any, where: str) -> Iterator[str]:
     import codecs
 
-    # Without a byte order mark, as a build reads text.
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    decoder = codecs.getincrementaldecoder("utf-8")()
     done = 0
     try:
         while block := handle.read(1 << 20):
@@ -277,7 +276,9 @@ def _decoded(handle: Any, where: str) -> Iterator[str]:
                 raise TokmillError(
                     f"the text is {name}, not UTF-8", where=where, hint="convert it with iconv"
                 )
-            yield decoder.decode(block)
+            text = decoder.decode(block)
+            # Without a byte order mark, as a build reads text.
+            yield text if done else text.removeprefix("\ufeff")
             done += len(block)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
