@@ -3,17 +3,14 @@
 It learns the same targets as the task next_token (`targets_of`).
 """
 
-import os
-import sys
+import copy
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data import Dataset
 
 from tokmill.base.errors import UsageError
 from tokmill.feed.feed import Feed
@@ -71,19 +68,17 @@ class TokenDataset(Dataset[dict[str, Any]]):
     ) -> None:
         check_cut(rows, length - 1, step)
         self.store, self.column = opened(store), column
-        self.length, self.rows, self.step, self.seed, self.epoch = length, rows, step, seed, 0
+        self.length, self.rows, self.step, self.seed = length, rows, step, seed
         # Workers of a DataLoader may live through several epochs, so they share its memory.
-        self._shared = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._process = os.getpid()
-        self._open()
+        self.epoch = torch.zeros((), dtype=torch.int64, device="cpu")
+        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._feed = self._make_feed()
 
-    def _open(self) -> None:
-        self._shared.share_memory_()  # type: ignore[no-untyped-call]
-        self._epochs: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+    def _make_feed(self) -> Feed:
         cut = cut_rows(self.store, self.rows, self.length, self.step, self.seed)
         self.columns, read = read_columns(self.store, self.column)
         self.ends = ends_of(roles_of(self.store, self.columns[:1]))
-        self._feed = Feed(cut, 1, seed=self.seed, columns=read)
+        return Feed(cut, 1, seed=self.seed, columns=read)
 
     def __len__(self) -> int:
         return len(self._feed.sources[0])
@@ -97,7 +92,7 @@ class TokenDataset(Dataset[dict[str, Any]]):
         rows = np.where(rows < 0, rows + len(self), rows)
         if ((rows < 0) | (rows >= len(self))).any():
             raise IndexError(f"the rows of {self.store.path} are numbered 0 to {len(self) - 1}")
-        batch = self._feed.make(np.full(len(rows), self._epoch_of_iteration(), np.int64), rows)
+        batch = self._feed.make(np.full(len(rows), int(self.epoch), np.int64), rows)
         tokens = {name: batch.columns[name].astype(np.int64) for name in self.columns}
         labels = {name: np.full(batch.document.shape, IGNORED, np.int64) for name in self.columns}
         for name, ahead in targets_of(
@@ -116,39 +111,23 @@ class TokenDataset(Dataset[dict[str, Any]]):
     def set_epoch(self, epoch: int) -> None:
         """Draw what is random for another epoch; the trainers of accelerate call it.
 
-        An iteration of a DataLoader that has begun goes on with the epoch of its beginning.
+        Call it between iterations: one that has begun takes up the new epoch at any row.
         """
-        self.epoch = epoch
-        self._shared.fill_(epoch)
-
-    def _epoch_of_iteration(self) -> int:
-        """A worker's first iteration has the epoch of its start; each has a fetcher of its own."""
-        frame = sys._getframe()
-        while frame.f_code is not _MapDatasetFetcher.fetch.__code__:
-            if frame.f_back is None:
-                return self.epoch
-            frame = frame.f_back
-        fetcher = frame.f_locals["self"]
-        if fetcher not in self._epochs:
-            if get_worker_info() and self._process == os.getpid():
-                self.epoch = int(self._shared)
-            self._process = os.getpid()
-            self._epochs[fetcher] = self.epoch
-        return self._epochs[fetcher]
+        self.epoch.fill_(epoch)
 
     def __copy__(self) -> "TokenDataset":
-        other = object.__new__(type(self))
-        other.__setstate__(self.__getstate__() | {"_shared": self._shared.clone()})
-        return other
+        # With an epoch of its own.
+        return copy.deepcopy(self)
 
     def __getstate__(self) -> dict[str, object]:
         state = vars(self) | {"store": (self.store.path.absolute(), tuple(self.store.overlays))}
-        del state["_feed"], state["_epochs"]
+        del state["_feed"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, store=Store(*state["store"]))
-        self._open()
+        self.epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._feed = self._make_feed()
 
 
 def alone(columns: dict[str, Any]) -> Any:

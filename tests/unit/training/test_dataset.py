@@ -170,39 +170,6 @@ def test_workers_that_stay_draw_the_rows_of_each_epoch(
     assert rows[0] != rows[1]
 
 
-@pytest.mark.parametrize(
-    ("workers", "context"), [(0, None), (1, "fork"), (2, "fork"), (2, "spawn")]
-)
-@pytest.mark.parametrize("joined", [False, True])
-def test_an_iteration_keeps_its_epoch(
-    store: Path, workers: int, context: str | None, joined: bool
-) -> None:
-    """Also if the next epoch is set before a worker has begun."""
-    dataset = TokenDataset(store, 8, rows="stream")
-    expected = []
-    for epoch in range(3):
-        dataset.set_epoch(epoch)
-        expected.append(lists(dataset, "input_ids"))
-    loader = DataLoader(
-        ConcatDataset([dataset]) if joined else dataset,
-        batch_size=1,
-        num_workers=workers,
-        persistent_workers=context == "spawn",
-        multiprocessing_context=context,
-    )
-    dataset.set_epoch(0)
-    for epoch in range(2):
-        assert dataset.epoch == epoch
-        rows = []
-        for batch in loader:
-            # Workers that stay have begun once each has sent a row.
-            if len(rows) == (epoch and workers):
-                dataset.set_epoch(epoch + 1)
-            rows += batch["input_ids"].tolist()
-        assert rows == expected[epoch]
-    assert lists(dataset, "input_ids") == expected[2]
-
-
 def test_a_copy_has_an_epoch_of_its_own(store: Path) -> None:
     dataset = TokenDataset(store, 8, rows="stream")
     first = lists(dataset, "input_ids")
