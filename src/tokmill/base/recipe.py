@@ -199,7 +199,6 @@ def check_numbers(value: Any, where: str = "", place: str = "") -> None:
 
 
 def _choices(kind: Any, key: str) -> list[str]:
-    """Return the values that a key may have, if its type is a `Literal`."""
     for part in key.partition("[")[0].split("."):
         struct = struct_of(kind)
         if struct is None:

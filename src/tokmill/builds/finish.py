@@ -267,7 +267,6 @@ def finish(
 
 
 def _about(prepared: Prepared) -> tuple[type[Source], msgspec.Struct, list[str]]:
-    """Return the class of a plan's source, its options, and its first files."""
     paths = list(islice(dict.fromkeys(item.path for item in prepared.planned), 4))
     return prepared.kind, prepared.config, paths
 

@@ -182,7 +182,6 @@ def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> lis
 
 
 def _listed(name: str, data: bytes) -> Iterator[tuple[int, str]]:
-    """Yield the number of each line with a path, and the path."""
     for number, line in enumerate(data.splitlines(), 1):
         path = os.fsdecode(line.strip())
         if path and path[0] != "#":

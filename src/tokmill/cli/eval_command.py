@@ -118,7 +118,6 @@ def _print_classes(results: Mapping[str, Any]) -> None:
 
 
 def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """Return headings and cells of losses, with the baseline if there is one."""
     if any(line["unigram"] is None for line in lines):
         return ["loss"], [[line["loss"]] for line in lines]
     return (

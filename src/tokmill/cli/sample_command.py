@@ -106,7 +106,6 @@ sample = with_parameters(
 
 
 def _line(continuation: Any, how: Shown) -> dict[str, Any]:
-    """Return a line of JSON with the new text, or the new ids."""
     line: dict[str, Any] = {"prompt": how.prompt, "seed": how.seed}
     line["continuation"] = _ids(continuation) if how.as_ids else continuation.text
     length = len(next(iter(continuation.ids.values())))
@@ -129,6 +128,5 @@ def _shown(continuation: Any, how: Shown) -> str:
 
 
 def _ids(continuation: Any) -> list[int] | dict[str, list[int]]:
-    """Return the ids of the only column, or of each column by its name."""
     ids: dict[str, list[int]] = continuation.ids
     return next(iter(ids.values())) if len(ids) == 1 else ids

@@ -88,7 +88,6 @@ def validate(
 
 
 def _report_files(checked: Checked, hint: str, json: bool) -> int:
-    """Print the result of a check of token files; return the exit code."""
     if json:
         print_json({**msgspec.to_builtins(checked), "ok": checked.ok})
     else:

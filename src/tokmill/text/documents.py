@@ -241,7 +241,6 @@ class Encode(Encoder):
         return make_probe(encode, len(self.prefix), len(self.suffix), texts)
 
     def _ids(self, data: Array, places: Array) -> tuple[Array, Array]:
-        """Return (ids, offsets) of the documents in a buffer, whole."""
         ids, lengths = self.encoder.encode_utf8(data, places)
         return surround(ids, lengths, self.prefix, self.suffix, self.dtype)
 

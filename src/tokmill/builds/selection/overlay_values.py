@@ -335,7 +335,6 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
 
 
 def _members(path: Path, column: str) -> dict[str, Array]:
-    """Return the arrays of an .npz file, mapped; with `column`, only that array."""
     result = {}
     with zipfile.ZipFile(path) as archive, open_file(path) as handle:
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}

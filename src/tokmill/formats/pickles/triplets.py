@@ -223,7 +223,6 @@ class Entry:
         )
 
     def _exact(self, array: Array, dtype: str | None, option: str) -> Array:
-        """Return an array in another type, if that holds each number."""
         with np.errstate(over="ignore", invalid="ignore"):
             result = array.astype(dtype)
         if result.dtype != array.dtype:

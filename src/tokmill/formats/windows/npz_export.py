@@ -193,7 +193,6 @@ class NpzExport:
     def _npz(
         self, windows: Windows, runs: Runs, lengths: Array, pad: int, width: int
     ) -> Iterator[bytes]:
-        """Yield a file, which is made when it is asked for."""
         column = self.config.column
 
         def ids() -> Iterator[Array]:

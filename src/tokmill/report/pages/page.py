@@ -166,7 +166,6 @@ def run_section(run: RunSummary, section: Section) -> Section:
 
 
 def _schedules(run: RunSummary, section: Section) -> None:
-    """Add what a policy found: its best schedules, and how it came there."""
     try:
         rows = schedules.best(run)
         if rows:

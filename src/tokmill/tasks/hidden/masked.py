@@ -246,7 +246,6 @@ class Masked(Task):
         return self.length - short
 
     def _check_store(self, store: Store) -> None:
-        """Refuse a store of which nothing can be hidden."""
         self.check_rows()
         for name in self.columns:
             low, high = store.manifest.ranges.get(name, (0, 1 << 32))

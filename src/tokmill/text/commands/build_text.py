@@ -164,7 +164,6 @@ def _two_parts(chosen: BuildRecipe, how: How, more: dict[str, Any], *, json: boo
 
 
 def _flat_files(out: Path, more: dict[str, Any]) -> dict[str, Path]:
-    """Return part → its .bin file; empty if no such files are wanted."""
     names = {part: more.get(f"{part}_bin") for part in ("train", "val")}
     if more.get("bin") is False and any(names.values()):
         raise UsageError("--no-bin and a name of a .bin file exclude each other", hint="name none")

@@ -212,7 +212,6 @@ class Engine:
             torch.cuda.synchronize(self.device)
 
     def _place(self, task: Task) -> None:
-        """Put the task on the device, and make the module of a step."""
         task.to(self.device)
         self.plain = self.learner = Learner(task)
 

@@ -221,7 +221,6 @@ class Ddp(Several):
             return super().micro(batch, last, scale * self.world, pull)
 
     def _place(self, task: Task) -> None:
-        """Put the task on the device, and give it the weights of rank 0."""
         super()._place(task)
         with peers():
             self.learner = DistributedDataParallel(

@@ -220,7 +220,6 @@ def _object(settings: Mapping[str, Any], name: str, where: str) -> dict[str, Any
 def _check_names(
     settings: Mapping[str, Any], names: Sequence[str], where: str, hint: str = "", before: str = ""
 ) -> None:
-    """Refuse names that DeepSpeed does not have."""
     for name in settings:
         if name not in names:
             raise UsageError(
@@ -270,7 +269,6 @@ def _batch(
 
 
 def _rates(settings: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return keys of [optim] and of [run]: DeepSpeed's `optimizer` and `scheduler`."""
     optim: dict[str, Any] = {}
     run: dict[str, Any] = {}
     kind, adam = _arguments(settings, "optimizer", where)

@@ -290,7 +290,6 @@ def greedy(one: Array, other: Array, score: Array, least: float = LEAST) -> Arra
 
 
 def _facts(side: Side) -> Bag:
-    """Return constants, strings, imports and callees of each block."""
     graph, functions = side.graph, side.functions
     slot, is_import = find(graph.import_address, graph.edge_target)
     rows = (

@@ -162,7 +162,6 @@ def _programs(store: Store) -> tuple[Array, dict[Key, int]]:
 def _graphs(
     paths: Sequence[Path | str], template: KeyTemplate, keys: dict[Key, int]
 ) -> Iterator[tuple[int, Graph]]:
-    """Yield (number of the program, graph) of the programs of a store, each once."""
     done: set[int] = set()
     for file in find_inputs([str(path) for path in paths]).files:
         about = read_about(file.path) if file.path.suffix == GRAPH else None

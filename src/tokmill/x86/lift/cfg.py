@@ -96,12 +96,10 @@ class Lifter:
             findings.ways.end_at(fresh)
 
     def _follow(self) -> None:
-        """Follow control flow from all starts; decode what is missing, and read all tables."""
         while self._decode_missing() or self._read_tables():
             self._renew()
 
     def _decode_missing(self) -> bool:
-        """Follow control flow, and decode code that it reaches; return whether there was some."""
         findings = self.findings
         offsets = distinct(findings.starts, findings.roots)
         offsets = offsets[offsets >= 0]

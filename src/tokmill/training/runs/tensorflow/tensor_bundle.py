@@ -286,7 +286,6 @@ class TensorBundle:
             raise ValueError("it is no index of a checkpoint: it has no header")
 
     def _check_places(self) -> None:
-        """Refuse tensors that overlap or lie beyond their shard, and shards that are missing."""
         whole = (one for one in self.entries.items() if not one[1].slices and one[1].size)
         shard, size, end = -1, 0, 0
         for name, entry in sorted(whole, key=lambda one: one[1][2:4]):
