@@ -16,7 +16,6 @@ import random
 import re
 import threading
 import time
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -245,9 +244,8 @@ def head(address: str) -> Facts:
 def listed(address: str) -> list[Facts]:
     """Return the objects below an address, ordered by address; none is no error.
 
-    Their marks are not those of `head`: servers give times of other precision here. Consoles make
-    empty objects for folders, whose keys end with a slash; obstore lists them without it. They are
-    left out where objects lie below them; others are listed, and `head` finds none (`Absent`).
+    Their marks are not those of `head`: servers give times of other precision here. Empty objects
+    that others lie below are left out: consoles make them for folders, and they cannot be read.
     """
     obstore, client, key = _client(address)
     root = address.removesuffix(key) if key else f"{address}/"
@@ -257,15 +255,9 @@ def listed(address: str) -> list[Facts]:
         return [Facts(root + meta["path"], meta["size"]) for page in pages for meta in page]
 
     found = sorted(_tried("list", address, call))
-
-    def is_folder(one: Facts) -> bool:
-        if one.size or one.address == address.rstrip("/"):
-            return not one.size
-        begin = f"{one.address}/"
-        place = bisect_left(found, (begin,))
-        return place < len(found) and found[place].address.startswith(begin)
-
-    return [one for one in found if not is_folder(one)]
+    folders = {one.address[: end.start()] for one in found for end in re.finditer("/", one.address)}
+    folders.add(address.rstrip("/"))
+    return [one for one in found if one.size or one.address not in folders]
 
 
 def read(facts: Facts, start: int = 0, stop: int | None = None) -> bytes:

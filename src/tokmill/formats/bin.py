@@ -146,7 +146,7 @@ class BinSource(TokenSource):
             before = file.path
             step = MAX_ITEM
             if self.separator is None:
-                record = self._record_tokens * dtype.itemsize
+                record = (self.config.record_tokens or RECORD_TOKENS) * dtype.itemsize
                 step = max(1, MAX_ITEM // record) * record
             end = tokens * dtype.itemsize
             for start in range(0, max(end, 1), step):
@@ -168,10 +168,6 @@ class BinSource(TokenSource):
                 hint="join the files: cat FILE FILE > ALL.bin; or --record-tokens 1048576",
             )
 
-    @property
-    def _record_tokens(self) -> int:
-        return self.config.record_tokens or RECORD_TOKENS
-
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
         """Yield the documents that begin in the item, or the records that it is cut into."""
         path = Path(item.path)
@@ -181,7 +177,8 @@ class BinSource(TokenSource):
         with reading(path) as file:
             part = Ids(file, path, dtype, tokens)
             if self.separator is None:
-                records = part.even(first, last, self._record_tokens, self.resources.block_bytes)
+                record = self.config.record_tokens or RECORD_TOKENS
+                records = part.even(first, last, record, self.resources.block_bytes)
             else:
                 first, last = (
                     part.behind(at - 1, self.separator) if at else 0 for at in (first, last)
@@ -292,10 +289,8 @@ def wrong_layout(sample: Array) -> str:
     if not (low & 255).any() and int(low.max()) >> 8 < 32:
         return "the ids look like big-endian uint32, but were to be read as uint16"
     low_bytes, high_bytes = sample & 255, sample >> 8
-    if not low_bytes.any():
-        return "the ids look like big-endian uint16"
     spread = len(np.unique(high_bytes)) >= 200
-    if spread and int(low_bytes.max()) < int(high_bytes.max()):
+    if not low_bytes.any() or (spread and int(low_bytes.max()) < int(high_bytes.max())):
         return "the ids look like big-endian uint16"
     return ""
 

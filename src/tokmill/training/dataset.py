@@ -95,9 +95,8 @@ class TokenDataset(Dataset[dict[str, Any]]):
         batch = self._feed.make(np.full(len(rows), int(self.epoch), np.int64), rows)
         tokens = {name: batch.columns[name].astype(np.int64) for name in self.columns}
         labels = {name: np.full(batch.document.shape, IGNORED, np.int64) for name in self.columns}
-        for name, ahead in targets_of(
-            batch, labels, nothing_to_learn(batch, self.ends), IGNORED
-        ).items():
+        unlearned = nothing_to_learn(batch, self.ends)
+        for name, ahead in targets_of(batch, labels, unlearned, IGNORED).items():
             labels[name][:, 1:] = ahead
         item: dict[str, Any] = tokens if len(tokens) > 1 else {"input_ids": alone(tokens)}
         item["labels"] = alone(labels)
