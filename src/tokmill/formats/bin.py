@@ -37,6 +37,7 @@ SEARCH = 1 << 20
 NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 HALVES = "the ids look like uint32, but were to be read as uint16"
 WIDE = "the ids look like int64, which is not read"
+WIDE_IDS = 16
 NUMPY = b"\x93NUMPY"
 LLMC = (20240520, 20240801, 20240522)
 """First number of the shards of llm.c, which have a header (`dev/data/data_common.py`)."""
@@ -268,14 +269,14 @@ def wrong_layout(sample: Array) -> str:
     """Return why ids seem to have another width or byte order, else "".
 
     Needs at least 32 ids. If every second uint16 value is 0 or very small, they are halves of
-    uint32 ids. If the upper halves of 8-byte numbers are 0, and most lower ones are not, they are
-    int64. If all ids are multiples of 256, or their low bytes have fewer values than their high
+    uint32 ids. If the upper halves of 8-byte numbers are 0, and `WIDE_IDS` lower ones are not, they
+    are int64. If all ids are multiples of 256, or their low bytes have fewer values than their high
     bytes, the bytes are swapped.
     """
     if len(sample) < 32 or not sample.any():
         return ""
     ids, above = sample[: len(sample) // 4 * 4].view("<u4").reshape(-1, 2).T
-    wide = sample.nbytes % 8 == 0 and not above.any() and np.mean(ids > 0) > 0.5
+    wide = sample.nbytes % 8 == 0 and not above.any() and np.count_nonzero(ids) >= WIDE_IDS
     swapped = sample.byteswap()
     if sample.dtype.itemsize == 4:
         if wide:

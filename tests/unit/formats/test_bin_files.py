@@ -71,6 +71,11 @@ def header(magic=20240520):
         (np.arange(1, 99, dtype="<i8").tobytes(), {}, "look like int64.*<i8.*--dtype u2"),
         (np.arange(1, 99999, dtype="<i8").tobytes(), {}, "look like int64"),
         (np.arange(1, 99, dtype="<i8").tobytes(), {"vocab_size": 99999}, "look like int64"),
+        (
+            np.repeat([5, 0, 0], 99).astype("<i8").tobytes(),
+            {"vocab_size": 99999},
+            "look like int64",
+        ),
         (b"\x93NUMPY" + bytes(130), {"dtype": "u2"}, "an array of numpy"),
         (np.arange(1, 99, dtype=">u2").tobytes(), {}, "look like big-endian uint16"),
         (np.arange(1, 99, dtype=">u4").tobytes(), {}, "big-endian uint32"),

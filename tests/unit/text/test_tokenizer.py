@@ -123,7 +123,7 @@ def test_files_of_gpt2_in_their_older_layout_are_refused(tmp_path: Path) -> None
     [
         ({"tokenizer_config.json": {"tokenizer_class": "CLIPTokenizer"}}, "CLIPTokenizer"),
         ({"tokenizer_config.json": {"tokenizer_class": "RobertaTokenizerFast"}}, "RobertaTok"),
-        ({"tokenizer_config.json": {"pad_token": "<pad>"}}, "pad_token '<pad>', which has no id"),
+        ({"tokenizer_config.json": {"pad_token": "<pad>"}}, "pad_token '<pad>', which it lacks"),
         ({"added_tokens.json": {"<pad>": 400}}, "its vocabulary lacks"),
         ({"added_tokens.json": {"a": 7}}, "its vocabulary lacks"),
         ({"added_tokens.json": {"<pad>": "x"}}, "without ids"),
@@ -378,13 +378,33 @@ def test_the_tokenizer_beside_a_wrong_path_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "tokenizer.json") in error.value.hint
 
 
+def test_a_character_that_is_padding_too_stays_text(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer.to_json())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "!"}))
+    read = Tokenizer.from_file(tmp_path)
+    for specials in ("plain", "special"):
+        assert read.encode("hello!", specials) == tokenizer.encode("hello!", specials)
+
+
+def test_a_token_that_is_named_is_special(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    data = json.loads(tokenizer.to_json())
+    number = len(data["model"]["vocab"]) + len(data["added_tokens"])
+    data["added_tokens"].append(tokenizer_json.added_token(number, "<tool>", special=False))
+    (tmp_path / "tokenizer.json").write_text(json.dumps(data))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<tool>"}))
+    read = Tokenizer.from_file(tmp_path)
+    read.save(tmp_path / "again")
+    again = json.loads((tmp_path / "again/tokenizer.json").read_text())
+    assert [one["special"] for one in again["added_tokens"] if one["content"] == "<tool>"] == [True]
+
+
 @pytest.mark.parametrize("name", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_an_end_of_documents_that_a_tokenizer_lacks_is_refused(
     tokenizer: Tokenizer, tmp_path: Path, name: str
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes(tokenizer.to_json())
     (tmp_path / name).write_text(json.dumps({"eos_token": "</s>"}))
-    with pytest.raises(TokmillError, match="eos_token '</s>', which has no id") as caught:
+    with pytest.raises(TokmillError, match="eos_token '</s>', which it lacks") as caught:
         Tokenizer.from_file(tmp_path)
     assert "save_pretrained" in caught.value.hint
 

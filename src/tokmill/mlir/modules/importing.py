@@ -102,7 +102,7 @@ def _declared(linalg: str, imported: str) -> str:
     IREE keeps no type of what is not used.
     """
     # The bodies of loops take values too.
-    line = re.search(r"^ *func\.func @.*", imported, re.MULTILINE)
+    line = re.search(r"^ *func\.func (public )?@.*", imported, re.MULTILINE)
     head = line[0] if line else ""
     given = re.findall(r"%arg\d+: !torch\.vtensor<\[([\d,]*)\],[su]?(\w+)>", head)
     if linalg.count('"hal.tensor.import"') >= len(given):

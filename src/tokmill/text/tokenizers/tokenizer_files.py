@@ -335,9 +335,11 @@ def _add_named(data: dict[str, Any], settings: Mapping[str, Any], path: Path) ->
     for key, token in named.items():
         name = token["content"]
         if name not in ids and (lines or key == "eos_token"):
-            raise _unlike(path, f"{key} {name!r}, which has no id")
-        if name in ids and name not in listed:
-            added[name] = _entry(ids[name], token | {"special": True})
+            raise _unlike(path, f"{key} {name!r}, which it lacks")
+        # Texts are made of single characters, whatever else a configuration uses them for.
+        if name in ids and (name in listed or len(name) > 1 or key == "eos_token"):
+            entry = added[name] if name in listed else _entry(ids[name], token)
+            added[name] = entry | {"special": True}
     for name in added if lines else ():
         if ids.get(name) != added[name]["id"]:
             raise _unlike(path, f"{name!r} with an id that its vocabulary lacks")
