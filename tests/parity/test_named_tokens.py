@@ -33,6 +33,15 @@ _S = {"content": "<s>", "lstrip": True, "rstrip": True, "normalized": False, "si
 _CLASS = {"tokenizer_class": "PreTrainedTokenizerFast"}
 
 
+def _both(folder: Path, content: dict[str, Any], files: dict[str, Any]) -> tuple[Any, Tokenizer]:
+    """Write a tokenizer and the files beside it; return it as transformers reads it, and as we."""
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    for name, value in files.items():
+        value = value | (_CLASS if name == "tokenizer_config.json" else {})
+        (folder / name).write_text(json.dumps(value))
+    return AutoTokenizer.from_pretrained(folder), Tokenizer.from_file(folder)
+
+
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize(
     "files",
@@ -111,12 +120,7 @@ def test_tokens_that_files_beside_a_tokenizer_name(
 ) -> None:
     """They are found in texts, and have their roles, as in transformers."""
     content = _with_tokens(tokenizer.data, added=added)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    for name, value in files.items():
-        value = value | (_CLASS if name == "tokenizer_config.json" else {})
-        (tmp_path / name).write_text(json.dumps(value))
-    wanted = AutoTokenizer.from_pretrained(tmp_path)
-    found = Tokenizer.from_file(tmp_path)
+    wanted, found = _both(tmp_path, content, files)
     for text in ("a <s> b</s> c <|pad|>", "is the one of the"):
         assert found.encode(text) == wanted(text)["input_ids"]
     roles = found.vocabulary()[0].roles
@@ -167,11 +171,6 @@ def test_tokens_that_stand_in_normalized_text(tmp_path: Path, files: dict[str, A
             "merges": [],
         },
     )
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
-    for name, value in files.items():
-        value = value | (_CLASS if name == "tokenizer_config.json" else {})
-        (tmp_path / name).write_text(json.dumps(value))
-    wanted = AutoTokenizer.from_pretrained(tmp_path)
-    found = Tokenizer.from_file(tmp_path)
+    wanted, found = _both(tmp_path, content, files)
     for text in ("a b</s>", "</s>a<s>", "a </s> <s>b"):
         assert found.encode(text) == wanted(text)["input_ids"]

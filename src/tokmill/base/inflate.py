@@ -86,7 +86,7 @@ def inflate(
 
 
 def head_of(path: str, size: int, kind: str = "") -> bytes:
-    """Return the first bytes of the content of a file; `kind` as of `inflate`, if it is packed."""
+    """Return the first bytes of a file, decompressed; `kind` as in `inflate`."""
     if not (kind or path.lower().endswith(tuple(MAGIC))):
         with open_input(path) as file:
             return file.read(size)

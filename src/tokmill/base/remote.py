@@ -255,6 +255,8 @@ def listed(address: str) -> list[Facts]:
         return [Facts(root + meta["path"], meta["size"]) for page in pages for meta in page]
 
     found = sorted(_tried("list", address, call))
+    if all(one.size for one in found):
+        return found
     folders = {one.address[: end.start()] for one in found for end in re.finditer("/", one.address)}
     folders.add(address.rstrip("/"))
     return [one for one in found if one.size or one.address not in folders]

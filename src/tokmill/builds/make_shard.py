@@ -273,7 +273,7 @@ def make_shard(
                     part = _Part(source, limits, folder)
                     before, so_far = (0, 0), part.so_far()
                 if clock() > deadline():
-                    # What it reads ends before the digest is taken.
+                    # Its reader is closed before the digest is taken.
                     if isinstance(batches, Generator):
                         batches.close()
                     part.end_item(item, content, before)

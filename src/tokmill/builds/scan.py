@@ -232,7 +232,7 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
         names_hidden = address.rpartition("/")[2].startswith(".")
         for one in listed(address[: special.start()].rpartition("/")[0]):
             name = one.address.rpartition("/")[2]
-            # As of a shell, a pattern does not match a hidden file.
+            # As in a shell, a pattern does not match a hidden file.
             if fits.fullmatch(one.address) and (names_hidden or not name.startswith(".")):
                 yield _Entry(name, Path(one.address), address, True, not one.size)
         return

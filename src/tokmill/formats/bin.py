@@ -38,6 +38,7 @@ NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 HALVES = "the ids look like uint32, but were to be read as uint16"
 WIDE = "the ids look like int64, which is not read"
 WIDE_IDS = 16
+"""Least number of ids above 0 in a sample that is called int64."""
 NUMPY = b"\x93NUMPY"
 LLMC = (20240520, 20240801, 20240522)
 """First number of the shards of llm.c, which have a header (`dev/data/data_common.py`)."""

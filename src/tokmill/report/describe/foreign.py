@@ -367,7 +367,7 @@ def raw_tokens(look: Look) -> Facts | None:
 
 
 def _are_halves(short: Array) -> bool:
-    """Whether uint16 values are rather those of uint32, if too few or too large for the build."""
+    """Guess whether pairs of uint16 values are uint32 ids, where `wrong_layout` says nothing."""
     low, high = short[0::2], short[1::2]
     if not high.any():
         return bool(low.any())

@@ -61,7 +61,7 @@ def vector_parts(functions: StoreFunctions, vectors: Array) -> dict[str, Array]:
         "vectors of callers": calls.T.tocsr() @ (calling * own),
         "vectors, inlined": own + inlined + caller * (calls @ (callee * inlined)),
     }
-    return {name: _apart(rows)[functions.record] for name, rows in parts.items()}
+    return {name: _centred(rows)[functions.record] for name, rows in parts.items()}
 
 
 def call_weights(functions: StoreFunctions, weights: Sequence[float]) -> Array:
@@ -76,11 +76,11 @@ def own_vectors(functions: StoreFunctions, vectors: Array) -> Array:
     record, count = functions.record, len(functions.record)
     ones, shape = np.ones(count, np.float32), (functions.calls.shape[0], count)
     joined = sparse.csr_array((ones, (record, np.arange(count))), shape=shape)
-    return _apart(joined @ _units(np.asarray(vectors, np.float32)))
+    return _centred(joined @ _units(np.asarray(vectors, np.float32)))
 
 
-def _apart(rows: Array) -> Array:
-    """Return rows of length 1 with less of what all have in common; those of zeros stay."""
+def _centred(rows: Array) -> Array:
+    """Return unit rows, less `COMMON` of their mean, of length 1 again; zeros stay zeros."""
     units = _units(rows)
     there = units.any(axis=1)
     units[there] -= COMMON * units.sum(axis=0) / max(1, there.sum())
