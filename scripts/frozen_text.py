@@ -201,7 +201,7 @@ def baselines(train: bytes, val: bytes) -> Iterator[tuple[str, int]]:
 
 def main() -> None:
     """Write the files and print the baselines."""
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit("usage: python scripts/frozen_text.py FOLDER")
     folder = Path(sys.argv[1])
     fetch(folder / "archives", ARCHIVES)
