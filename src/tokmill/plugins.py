@@ -111,7 +111,7 @@ TASKS: dict[str, Part] = {
     "contrastive": Part(
         ".tasks.comparison.contrastive:Contrastive",
         "train",
-        "vectors in which alike records are near",
+        "vectors in which similar records are near",
     ),
     "signature": Part(
         ".tasks.comparison.signature:Signature",

@@ -461,7 +461,7 @@ READERS: dict[str, Reader] = {
     # programs
     "extract": Reader(make_extract, read_extract),
     "compiler": Reader(make_compiled, read_compiler),
-    # functions that are alike
+    # functions that are similar
     "similarity keys": Reader(make_keys, read_scored, share=0.2),
     "similarity index": Reader(make_near, read_near, share=0.2),
     # looking

@@ -1,4 +1,4 @@
-"""A task that compares the rows of a step with each other: neighbours in the batch are alike."""
+"""A task that compares the rows of a step with each other: neighbours in the batch are similar."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -15,7 +15,7 @@ from tokmill.models.model import Tensors
 from tokmill.store.store import Store
 from tokmill.tasks.task import Task
 
-PLACE = plugins.Part("compare_task:Neighbours", "train", "neighbours are alike")
+PLACE = plugins.Part("compare_task:Neighbours", "train", "neighbours are similar")
 
 
 class NeighboursConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -61,7 +61,7 @@ class Neighbours(Task):
         count = len(vectors)
         assert results["entry"].tolist() == list(range(count))
         units = nn.functional.normalize(vectors, dim=-1)
-        alike = (5 * units @ units.T).fill_diagonal_(-torch.inf)
+        similar = (5 * units @ units.T).fill_diagonal_(-torch.inf)
         other = torch.arange(count) ^ 1
-        loss = nn.functional.cross_entropy(alike, other, reduction="sum")
+        loss = nn.functional.cross_entropy(similar, other, reduction="sum")
         return loss, {"loss": loss.detach(), "first": results["first"].sum()}

@@ -104,7 +104,7 @@ def families(rows: Sequence[Function]) -> list[int]:
         changed = False
         for a, one in enumerate(rows):
             for b, other in enumerate(rows):
-                alike = one.same == other.same or one.tokens == other.tokens
-                if alike and not left[a] and not left[b] and label[b] < label[a]:
+                similar = one.same == other.same or one.tokens == other.tokens
+                if similar and not left[a] and not left[b] and label[b] < label[a]:
                     label[a], changed = label[b], True
     return label

@@ -53,7 +53,7 @@ def phases(
         kinds: of phases.
         drift: correlation of the noise from one interval to the next.
         noise: standard deviation of the logarithm of CPI inside of a phase.
-        tail: sigma of log-normal misses, which cost 0.3 in the median; 0: all alike.
+        tail: sigma of log-normal misses, which cost 0.3 in the median; 0: all similar.
         seen: whether a rate tells them.
     """
     random = np.random.default_rng(seed)

@@ -49,10 +49,10 @@ def make_stores(root: Path) -> Path:
 def triplets(label: np.ndarray, seed: int) -> dict[str, np.ndarray]:
     """A triplet for each record: another one with its label, and one with the other label."""
     random, numbers = np.random.default_rng(seed), np.arange(len(label))
-    alike = [random.choice(np.flatnonzero((label == one) & (numbers != i))) for i, one in
+    similar = [random.choice(np.flatnonzero((label == one) & (numbers != i))) for i, one in
              enumerate(label)]  # fmt: skip
     apart = [random.choice(np.flatnonzero(label != one)) for one in label]
-    found = {"anchor": numbers, "positive": np.asarray(alike), "negative": np.asarray(apart)}
+    found = {"anchor": numbers, "positive": np.asarray(similar), "negative": np.asarray(apart)}
     return {name: value.astype(np.uint32) for name, value in found.items()}
 
 

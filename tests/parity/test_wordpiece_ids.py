@@ -123,7 +123,7 @@ def test_a_text_of_millions_is_cut(folder: Path) -> None:
 
 
 def test_the_tokenizer_in_plain_python(folder: Path) -> None:
-    """Where both know a character alike: Python has another version of Unicode."""
+    """Where both know a character equally: Python has another version of Unicode."""
     legacy = pytest.importorskip(
         "transformers.models.bert.tokenization_bert_legacy", reason="needs transformers 5"
     )

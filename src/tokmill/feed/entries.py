@@ -162,7 +162,7 @@ class Tuples(Rows):
         of_rows: columns with a value a record that are read of each row's own record, also if the
             store of the entries has them.
         unlike: places within an entry whose records are not like the others (`families`).
-        group: record column of numbers; entries, or records, with equal numbers are alike.
+        group: record column of numbers; entries, or records, with equal numbers are similar.
 
     The attribute `store` is then the store of the tokens, `listed` the store of the entries.
 
@@ -286,7 +286,7 @@ class Tuples(Rows):
         return sizes, records
 
     def families(self) -> Array:
-        """Return families of records that one entry says are alike, or its group; without groups
+        """Return families of records that one entry says are similar, or its group; without groups
         also those with equal tokens.
         """
         count, entries = len(self.store), np.arange(len(self))
@@ -347,7 +347,7 @@ class KeyedEntries(Rows):
     `alone`: number of records that are in no entry, as no other one has their key, or as they are
     empty.
 
-    Raises `UsageError` if there is no such column, or if no two records are alike.
+    Raises `UsageError` if there is no such column, or if no two records are similar.
     """
 
     def __init__(

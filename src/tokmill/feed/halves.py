@@ -1,4 +1,4 @@
-"""Two halves in a row: those of one record, or of two alike ones, for telling which they are."""
+"""Two halves in a row: those of one record, or of two similar ones, for telling which they are."""
 
 from collections.abc import Sequence
 

@@ -91,7 +91,7 @@ class Rows(Protocol):
     def families(self) -> Array:
         """Return the family of each record of `store`; int64. By default each has its own.
 
-        Records of one family are known to be alike: the number is that of the first of them.
+        Records of one family are known to be similar: the number is that of the first of them.
         """
         return np.arange(len(self.store))
 

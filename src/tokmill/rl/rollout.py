@@ -105,7 +105,7 @@ def play_new(
     """Return episodes as `play` does, of new schedules where they can be drawn.
 
     One that `was_played`, or is like another of these episodes, is drawn again before anything is
-    measured, at most `redraws` times. What is still known or alike then is measured nevertheless.
+    measured, at most `redraws` times. What is still known or equal then is measured nevertheless.
     """
     drawn = play(act, env, problems, layout, measured=False)
     for _ in range(redraws):

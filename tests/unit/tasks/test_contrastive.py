@@ -192,7 +192,7 @@ def test_impossible_keys_are_refused(
 
 def test_a_store_that_says_nothing_of_likeness_is_refused(stores: Path, tmp_path: Path) -> None:
     value = recipe(stores, ["label"])
-    with pytest.raises(UsageError, match="nothing says which records are alike"):
+    with pytest.raises(UsageError, match="nothing says which records are similar"):
         tokmill.train(value, tmp_path / "run", quiet=True)
 
 

@@ -1,4 +1,4 @@
-"""Losses of alike vectors against their formulas, one query and one pair at a time."""
+"""Losses of similar vectors against their formulas, one query and one pair at a time."""
 
 import math
 from typing import Any
@@ -44,20 +44,20 @@ def known(case: dict[str, list[Any]]) -> list[tuple[list[int], list[int], list[i
     for i, (entry, role, group) in enumerate(
         zip(case["entry"], case["role"], case["group"], strict=True)
     ):
-        alike, other, own = [], [], []
+        similar, other, own = [], [], []
         for j in range(len(case["entry"])):
             same = case["entry"][j] == entry
             if role == 2 or i == j:
                 continue
             if same and case["role"][j] != 2:
-                alike.append(j)
+                similar.append(j)
                 continue
             if case["record"][j] == case["record"][i] or (not same and case["group"][j] == group):
                 continue
             other.append(j)
             if same:
                 own.append(j)
-        made.append((alike, other, own))
+        made.append((similar, other, own))
     return made
 
 
@@ -82,13 +82,13 @@ def test_relations_are_those_of_the_definition(case: dict[str, list[Any]]) -> No
 def test_in_batch(case: dict[str, list[Any]]) -> None:
     s = cosines(len(case["entry"]))
     found = in_batch(s, relations(tensors(case)), 0.1)
-    for i, (alike, other, _) in enumerate(known(case)):
-        if not alike:
+    for i, (similar, other, _) in enumerate(known(case)):
+        if not similar:
             assert found[i] == 0
             continue
         rest = sum(math.exp(s[i, n] / 0.1) for n in other)
         each = [
-            -math.log(math.exp(s[i, p] / 0.1) / (math.exp(s[i, p] / 0.1) + rest)) for p in alike
+            -math.log(math.exp(s[i, p] / 0.1) / (math.exp(s[i, p] / 0.1) + rest)) for p in similar
         ]
         assert found[i].item() == pytest.approx(sum(each) / len(each))
 
@@ -97,11 +97,13 @@ def test_in_batch(case: dict[str, list[Any]]) -> None:
 def test_circle(case: dict[str, list[Any]]) -> None:
     s, m, gamma = cosines(len(case["entry"])), 0.25, 20.0
     found = circle(s, relations(tensors(case)), m, gamma)
-    for i, (alike, other, _) in enumerate(known(case)):
-        if not alike or not other:
+    for i, (similar, other, _) in enumerate(known(case)):
+        if not similar or not other:
             assert found[i] == 0
             continue
-        near = sum(math.exp(-gamma * max(0, 1 + m - s[i, p]) * (s[i, p] - (1 - m))) for p in alike)
+        near = sum(
+            math.exp(-gamma * max(0, 1 + m - s[i, p]) * (s[i, p] - (1 - m))) for p in similar
+        )
         far = sum(math.exp(gamma * max(0, s[i, n] + m) * (s[i, n] - m)) for n in other)
         assert found[i].item() == pytest.approx(math.log1p(near * far))
 
@@ -111,9 +113,9 @@ def test_circle(case: dict[str, list[Any]]) -> None:
 def test_triplet(case: dict[str, list[Any]], negatives: Any) -> None:
     s, margin = cosines(len(case["entry"])), 0.4
     found = triplet(s, relations(tensors(case)), margin, negatives)
-    for i, (alike, other, own) in enumerate(known(case)):
+    for i, (similar, other, own) in enumerate(known(case)):
         each = []
-        for p in alike:
+        for p in similar:
             among = own if negatives == "own" or (negatives == "auto" and own) else other
             if not among:
                 each.append(0.0)
@@ -159,9 +161,9 @@ def test_ranks_are_those_of_the_definition(monkeypatch: pytest.MonkeyPatch) -> N
         vectors, results = torch.randn(len(case["entry"]), 3), tensors(case)
         units = F.normalize(vectors, dim=1)
         s, wanted = units @ units.T, []
-        for i, (alike, other, _) in enumerate(known(case)):
-            if case["role"][i] == 0 and alike:
-                best = max(s[i, p].item() for p in alike)
+        for i, (similar, other, _) in enumerate(known(case)):
+            if case["role"][i] == 0 and similar:
+                best = max(s[i, p].item() for p in similar)
                 wanted.append((1 + sum(s[i, n].item() > best for n in other), 1 + len(other)))
         rank, pool = ranks(vectors, results)
         assert list(zip(rank.tolist(), pool.tolist(), strict=True)) == wanted

@@ -179,7 +179,7 @@ def test_other_vectors_of_blocks_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "data", "match"),
     [
-        ({}, {"overlays": []}, "nothing says which intervals are alike"),
+        ({}, {"overlays": []}, "nothing says which intervals are similar"),
         ({"overlay": "vectors", "vector": "embeding"}, {}, "has no column 'embeding'"),
         ({"block": "count"}, {}, "no column 'count' that refers to another store"),
         ({"weight": "counts"}, {}, "no column 'counts' with a number for each block"),
@@ -335,5 +335,5 @@ def test_imported_entries_that_cannot_be_learned(imported: Path, tmp_path: Path)
     with pytest.raises(UsageError, match="no column 'block' that refers") as error:
         tokmill.train(value, tmp_path / "run", quiet=True)
     assert "--blocks" in (error.value.hint or "")
-    with pytest.raises(UsageError, match="say already which records are alike"):
+    with pytest.raises(UsageError, match="say already which records are similar"):
         tokmill.train(of_imported(imported, "vectors", same=["cpi"]), tmp_path / "s", quiet=True)

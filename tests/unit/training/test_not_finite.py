@@ -55,7 +55,7 @@ def test_the_micro_batch_and_its_rows_are_named(
     )
     assert named and named[1] == ", ".join(map(str, rows[6:]))
     assert caught.value.where == str(tmp_path / "run") and "optim.lr" in caught.value.hint
-    # Metrics count alike: the step before is the last of which they tell.
+    # Metrics count the same: the step before is the last of which they tell.
     assert list(losses(tmp_path / "run")) == [1]
 
 

@@ -1,7 +1,7 @@
 """SimPoint: a few intervals of a program that stand for all of it (Sherwood et al., ASPLOS 2002).
 
-Intervals with similar block vectors behave alike. They are clustered; the interval nearest to the
-centre of each cluster is its simulation point, weighted by the instructions of the cluster.
+Intervals with similar block vectors behave similarly. They are clustered; the interval nearest to
+the centre of each cluster is its simulation point, weighted by the instructions of the cluster.
 """
 
 from dataclasses import dataclass

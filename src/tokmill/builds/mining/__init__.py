@@ -1,1 +1,1 @@
-"""Mining: which records of a store are alike, which differ, and entries made of both."""
+"""Mining: which records of a store are similar, which differ, and entries made of both."""

@@ -185,7 +185,7 @@ def spread_of(units: Callable[[Array], Array], records: Array) -> Spread:
 
 
 class Edges(NamedTuple):
-    """The cosines of a program, and what is alike and unlike."""
+    """The cosines of a program, and what is similar and what is not."""
 
     above: float
     """Positives are above it."""

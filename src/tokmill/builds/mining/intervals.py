@@ -1,4 +1,4 @@
-"""Triplets of intervals: alike and unlike by their basic block vectors.
+"""Triplets of intervals: similar and dissimilar by their basic block vectors.
 
 After SemanticBBV, `pre_processing/asm_bbv_dataset.py` and `asm_bbv_cpi_dataset.py`: cosines of
 vectors that are projected at random to 100 dimensions; positives above the mean + 0.5 standard

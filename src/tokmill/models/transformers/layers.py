@@ -260,7 +260,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         rows = chunk_rows(hidden, ids)
         compute = compiled_gradient() if compiled else loss_and_gradient
         least = LEAST_PRODUCT if len(weight) > MANY_IDS else ROWS
-        # oneDNN makes (D, V) faster than (V, D); MKL makes both alike, and (V, D) is not turned.
+        # oneDNN makes (D, V) faster than (V, D); MKL makes both as fast, and (V, D) is not turned.
         ctx.turned = prefers_onednn(hidden_ND, weight_VD, least)
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)

@@ -1,4 +1,4 @@
-"""Losses that make vectors of alike records near to each other, and ranks that measure it.
+"""Losses that make vectors of similar records near to each other, and ranks that measure it.
 
 Shapes: N rows of a step, D width. All similarities are cosines.
 No function depends on the values of a tensor for its shapes, so `--dry-run` can run them.
@@ -22,7 +22,7 @@ from tokmill.store.store import Store
 Negatives = Literal["auto", "own", "step"]
 """Which negatives are taken: of the own entry; of the step; own ones if there are any."""
 ANCHOR, POSITIVE, OTHER = 0, 1, 2
-"""Roles of a row in its entry: a query; alike to the queries; a negative of this entry."""
+"""Roles of a row in its entry: a query; similar to the queries; a negative of this entry."""
 NOTHING = -1e30
 """In the place of -inf: a softmax over nothing else has a gradient of 0 and not NaN."""
 TIE = 1e-6
@@ -172,13 +172,13 @@ def rank_metrics(vectors_ND: Tensor, results: Mapping[str, Tensor]) -> dict[str,
 TUPLES = (ROLES, ROLES[:2], ("member",))
 """Columns of references that are looked for, in this order."""
 KEYS = ("project", "program", "function", "part")
-"""Record columns of which equal values mean alike records; those that a store has."""
+"""Record columns, if a store has them: records with equal values are similar."""
 RELATIONS = ("role", "record", "group")
 """Names of the values that say what the rows of a step are to each other."""
 ROLE = "role"
 """Record column of entries of several records: `ANCHOR`, `POSITIVE` or `OTHER`."""
 GROUP = "group"
-"""Record column of numbers: entries with the same number are alike; or a number for each record."""
+"""Record column of numbers, one for each entry or record: those with the same one are similar."""
 
 
 def reference_columns(schema: Schema, chosen: Sequence[str]) -> tuple[str, ...]:
@@ -190,19 +190,19 @@ def reference_columns(schema: Schema, chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def has_positives(schema: Schema, columns: Sequence[str], same: Sequence[str]) -> bool:
-    """Say whether it is known which records of a store are alike."""
+    """Say whether it is known which records of a store are similar."""
     return bool(same or reference_columns(schema, columns)) or has_entries(schema)
 
 
 def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns of which equal values mean alike records.
+    """Return the columns by whose equal values records are similar.
 
     Raises `UsageError` if a store has none of the usual ones.
     """
     keys = tuple(chosen) or tuple(name for name in KEYS if name in store.schema)
     if not keys:
         raise UsageError(
-            "nothing says which records are alike: there are no columns of references ("
+            "nothing says which records are similar: there are no columns of references ("
             + ", or ".join(" ".join(names) for names in TUPLES)
             + f") and no key columns ({', '.join(KEYS)})",
             where=str(store.path),
@@ -228,7 +228,7 @@ def entry_rows(
     names = reference_columns(store.schema, config.columns)
     if has_entries(store.schema) and not names and config.same:
         raise UsageError(
-            "the entries of the store say already which records are alike",
+            "the entries of the store say already which records are similar",
             where="task.same",
             hint="leave it out",
         )
@@ -252,7 +252,7 @@ def entry_rows(
 def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[str]:
     """Return the values that `with_relations` needs: record columns, and `FAMILY`.
 
-    A column with a number for each row says itself which rows are alike; else the rows say it.
+    A column with a number for each row says itself which rows are similar; else the rows say it.
     """
     named = reference_columns(schema, columns)
     names = [name for name in named if name in schema and schema[name].per == "record"]
@@ -275,8 +275,8 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
     """Return values of the rows of a batch, with `role`, `record` and `group`.
 
     All int64, as `relations` wants them. Columns that begin with `negative` name negatives
-    of their entry, others alike records; the first one is the anchor. Without such columns and
-    without a `role` all rows of an entry are alike (rows of key columns, or of a column with a
+    of their entry, others similar records; the first one is the anchor. Without such columns and
+    without a `role` all rows of an entry are similar (rows of key columns, or of a column with a
     value per token).
 
     Raises `UsageError` if `group` has not as many numbers as an entry has rows.
@@ -317,6 +317,6 @@ def roles_of(columns: Iterable[tuple[str, int]]) -> Array:
 
 
 def asking_entries(entry: Array, values: Mapping[str, Array]) -> int:
-    """Return the number of entries with at least two alike rows; entry -1 is none."""
+    """Return the number of entries with at least two similar rows; entry -1 is none."""
     positives = entry[(entry >= 0) & (values["role"] != OTHER)]
     return int(np.count_nonzero(np.bincount(positives) > 1)) if len(positives) else 0

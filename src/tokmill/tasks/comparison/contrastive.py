@@ -1,4 +1,4 @@
-"""Make vectors of alike records near to each other: triplet loss, circle loss, InfoNCE.
+"""Make vectors of similar records near to each other: triplet loss, circle loss, InfoNCE.
 
 Shapes: B rows, T positions, N rows of a step, D width of the model.
 """
@@ -47,7 +47,7 @@ Margin = Annotated[float, Meta(ge=0, le=2)]
 
 
 class SimilarityConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Which records are alike, and the loss of their vectors."""
+    """Which records are similar, and the loss of their vectors."""
 
     length: int = 128
     """Positions T of a row; longer records are cut off while training."""
@@ -80,7 +80,7 @@ LOSS_KEYS = {"in_batch": ("temperature",), "triplet": ("margin",), "circle": ("m
 def decided_by(config: Any) -> tuple[str, ...]:
     """Return the keys of the loss, and of what records are compared with."""
     keys = ["loss", *LOSS_KEYS[config.loss], "columns", "group", "negatives"]
-    # Where columns are named, no alike records are drawn.
+    # Where columns are named, no similar records are drawn.
     keys += [] if config.columns else ["same", "size"]
     others = () if config.negatives == "own" else ("data.batch",)
     return (*map("task.{}".format, keys), *others)
@@ -92,10 +92,10 @@ class ContrastiveConfig(SimilarityConfig, frozen=True, forbid_unknown_fields=Tru
     kind: Literal["contrastive"] = "contrastive"
     """Which task this is."""
     same: tuple[str, ...] = ()
-    """Without columns of references: record columns of which equal values mean alike records.
+    """Without columns of references: records with equal values in these columns are similar.
     Empty: project, program, function and part, those that the store has."""
     size: int = 2
-    """Without columns of references: alike records of an entry, drawn anew each epoch."""
+    """Without columns of references: similar records of an entry, drawn anew each epoch."""
     pool: Pool = "mean"
     """How the hidden states of a record become its vector, as `tokmill embed` does it; signature: a
     model of sets makes it itself."""
@@ -133,7 +133,7 @@ class Contrastive(Task):
 
     @classmethod
     def entry_rows(cls, config: Any) -> int:
-        """Return the number of columns, or of the alike records of an entry."""
+        """Return the number of columns, or of the similar records of an entry."""
         return len(config.columns) or (3 if config.loss == "triplet" else config.size)
 
     def rows(self, store: Store, seed: int = 0, shards: int = 0) -> Rows:
@@ -162,7 +162,7 @@ class Contrastive(Task):
         return dataclasses.replace(batch, values=values)
 
     def count(self, batch: Batch) -> int:
-        """Return the number of entries with two alike rows."""
+        """Return the number of entries with two similar rows."""
         return asking_entries(batch.entry, batch.values)
 
     def example(self, rows: int) -> Tensors:
@@ -202,5 +202,5 @@ class Contrastive(Task):
         return over_entries(each, asks, results["entry"])
 
     def measure(self, results: Mapping[str, Tensor]) -> dict[str, float]:
-        """Return ranks of the nearest alike record among all negatives of the evaluation."""
+        """Return ranks of the nearest similar record among all negatives of the evaluation."""
         return rank_metrics(results["vectors"], results)

@@ -1,10 +1,10 @@
-"""Signatures of intervals: vectors of weighted sets of blocks, in which alike intervals are near.
+"""Signatures of intervals: vectors of weighted sets of blocks, in which similar intervals are near.
 
 Shapes: B rows, T blocks of an interval, W width of a block's vector, N rows of a step, D width of
 the signature.
 
 After SemanticBBV (arXiv 2512.10231): a loss of likeness, a Huber loss of the logarithm of the
-cycles an instruction (CPI), and a loss of consistency, which is the distance of alike intervals
+cycles an instruction (CPI), and a loss of consistency, which is the distance of similar intervals
 times the difference of their CPI.
 """
 
@@ -63,7 +63,7 @@ class SignatureConfig(SimilarityConfig, frozen=True, forbid_unknown_fields=True,
     most: int = 4096
     """Blocks of an interval that are read; what is beyond is cut off while training."""
     loss: Literal["in_batch", "triplet", "circle"] = "triplet"
-    """How alike intervals are told from others."""
+    """How similar intervals are told from others."""
     margin: Margin | None = 0.45
     """Margin of triplet or circle."""
     block: str = "block"
@@ -79,9 +79,9 @@ class SignatureConfig(SimilarityConfig, frozen=True, forbid_unknown_fields=True,
     cpi: str = "cpi"
     """Record column: the CPI of an interval, NaN where it is not known; empty: none is learned."""
     same: tuple[str, ...] = ()
-    """Without columns of references: record columns of which equal values mean alike intervals."""
+    """Without columns of references: intervals with equal values in these columns are similar."""
     size: int = 2
-    """With `same`: alike intervals of an entry."""
+    """With `same`: similar intervals of an entry."""
     likeness_weight: Amount = 1.0
     """Weight of the loss of likeness; 0: signatures are learned from the CPI alone."""
     cpi_weight: Amount = 0.01
@@ -131,7 +131,7 @@ class Signature(Contrastive):
             return super().rows(store, seed, shards)
         if self.config.likeness_weight:
             raise UsageError(
-                "nothing says which intervals are alike: there are no columns of references, such "
+                "nothing says which intervals are similar: there are no columns of references such "
                 "as anchor, positive and negative",
                 where=str(store.path),
                 hint="`tokmill build mine` makes them; --set task.likeness_weight=0 learns the CPI "

@@ -151,7 +151,7 @@ BATCH_ARRAYS = 2
 def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
     """Return the number of weights of a model, computed from two models with few blocks.
 
-    All blocks but the first are alike. `inputs`: what the model reads.
+    All blocks but the first are the same. `inputs`: what the model reads.
     """
     layers = getattr(config.model, "layers", 0)
     if layers < 4:

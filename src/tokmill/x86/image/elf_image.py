@@ -45,7 +45,7 @@ GLOBAL = 1
 PADDING = re.compile(rb"\xcc|(\x66*\x2e?\x0f\x1f|\x66*\x90)")
 """Instructions of several bytes or one that do nothing."""
 
-# Relocation types that are alike on both machines, and those that are not.
+# Relocation types that are the same on both machines, and those that are not.
 ABSOLUTE, SLOTS = 1, (6, 7)
 RELATIVE = {64: (8, 38, 37), 32: (8, 42)}
 RESOLVER = {64: 37, 32: 42}
