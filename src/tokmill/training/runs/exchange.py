@@ -61,10 +61,11 @@ class Index(msgspec.Struct):
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a checkpoint, from one file or from those that its index names."""
+    file_of: dict[str, str] = {}
     if (folder / MODEL).exists():
         names = {MODEL}
     elif (folder / INDEX).exists():
-        names = set(read_public(folder / INDEX, Index).weight_map.values())
+        names = set((file_of := read_public(folder / INDEX, Index).weight_map).values())
         if not names:
             what, where = "it names no file of weights", str(folder / INDEX)
             raise TokmillError(what, where=where, hint="fetch it again")
@@ -80,7 +81,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     tensors: dict[str, Tensor] = {}
     for name in sorted(names):
-        tensors |= read_fetched(inside(folder, name))
+        read = read_fetched(inside(folder, name))
+        # A file may hold older values of a tensor that the index finds in another one.
+        tensors |= {key: one for key, one in read.items() if file_of.get(key, name) == name}
     return tensors
 
 
