@@ -208,10 +208,8 @@ class NextToken(Task):
     def summed(
         self, parts: Mapping[str, Tensor], batch: Tensors
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and sums of `forward`, from the summed cross-entropy of each column.
-
-        While evaluating also how many targets stand for what the vocabulary lacks.
-        """
+        """Return the loss and sums of `forward`, from the summed cross-entropy of each column;
+        while evaluating also how many targets stand for what the vocabulary lacks."""
         loss = torch.stack(list(parts.values())).sum()
         sums = {"loss": loss.detach()}
         if len(parts) > 1:

@@ -172,17 +172,12 @@ def import_model(
             not fit its tokenizer.
     """
     folder, out = Path(folder), Path(out)
-    if not folder.is_dir():
+    if not (folder / CONFIG).exists():
+        no_file = f"there is no {CONFIG}, so this is no checkpoint"
         raise TokmillError(
-            "there is no such folder",
+            no_file if folder.is_dir() else "there is no such folder",
             where=str(folder),
             hint="fetch a checkpoint first, as with `hf download NAME --local-dir FOLDER`",
-        )
-    if not (folder / CONFIG).exists():
-        raise TokmillError(
-            f"there is no {CONFIG}, so this is no checkpoint",
-            where=str(folder),
-            hint="fetch one first, as with `hf download NAME --local-dir FOLDER`",
         )
     config = read_public(folder / CONFIG, dict[str, Any])
     place = str(folder / CONFIG)

@@ -176,7 +176,7 @@ def take_what_fits(task: Task, file: Path, of_model: Mapping[str, str], place: P
     only one of the tasks uses. A head of another size begins anew.
     """
     own, tensors = task.state_dict(), read_tensors(file, checksum_of(file))
-    taken = {name: one for name, one in tensors.items() if fits(one, own.get(name))}
+    taken = {n: one for n, one in tensors.items() if n in own and own[n].shape == one.shape}
     anew, left = sorted(own.keys() - taken.keys()), sorted(tensors.keys() - taken.keys())
     unmatched = [name for name in (*anew, *left) if name.startswith(OF_MODEL)]
     reshaped = [name for name in unmatched if name in own and name in tensors]
@@ -200,10 +200,6 @@ def in_words(names: Sequence[str]) -> str:
         f"{part} ({len(inner)} tensors)" if len(inner) > 1 else inner[0]
         for part, inner in parts.items()
     )
-
-
-def fits(tensor: Tensor, own: Tensor | None) -> bool:
-    return own is not None and own.shape == tensor.shape
 
 
 def another_model(changed: Mapping[str, str], place: Path) -> TokmillError:
