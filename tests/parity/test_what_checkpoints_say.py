@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tokmill.base.errors import TokmillError
 from tokmill.inference.sample import generate
@@ -106,6 +106,23 @@ def test_quantized_weights_are_not_called_damaged(tmp_path: Path) -> None:
     save_file(state, tmp_path / "m/model.safetensors", {"format": "pt"})
     with pytest.raises(TokmillError, match="F8_E4M3, which is not read: the model is quantized"):
         import_model(tmp_path / "m", tmp_path / "run")
+
+
+def test_the_index_says_which_file_has_a_tensor(tmp_path: Path) -> None:
+    """Files that are used again hold older values of tensors that others have now."""
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE)).save_pretrained(
+        tmp_path / "m", max_shard_size="5KB"
+    )
+    import_model(tmp_path / "m", tmp_path / "run")
+    index = json.loads((tmp_path / "m/model.safetensors.index.json").read_text())["weight_map"]
+    first, *_, last = sorted({*index.values()})
+    tensors = {file: load_file(tmp_path / "m" / file) for file in (first, last)}
+    for file, other in ((first, last), (last, first)):
+        old = {name: value + 1 for name, value in tensors[other].items()}
+        save_file({**old, **tensors[file]}, tmp_path / "m" / file, {"format": "pt"})
+    import_model(tmp_path / "m", tmp_path / "again")
+    weights = "model/model.safetensors"
+    assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "run" / weights).read_bytes()
 
 
 def test_a_template_stands_before_prompts_of_an_imported_run(tmp_path: Path) -> None:

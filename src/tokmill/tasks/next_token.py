@@ -25,8 +25,8 @@ from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task, perplexity
 from tokmill.tasks.task_inputs import RowKind, affixes_of, check_cut, cut_rows
 
-END = "eot"
-"""The role of the token that ends a document."""
+END, UNKNOWN = "eot", "unk"
+"""The roles of the token that ends a document, and of the one for what a vocabulary lacks."""
 
 
 class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -130,6 +130,7 @@ class NextToken(Task):
         self.columns = {config.column: sizes[config.column]} if config.column else dict(sizes)
         """The predicted columns → the number of their ids."""
         self.ends = {n: end for n, end in ends_of(inputs.roles).items() if n == self.column}
+        self.unknown = inputs.roles.get(self.column, {}).get(UNKNOWN)
         self.heads = Heads(model, self.columns, config.tied)
 
     @classmethod
@@ -202,14 +203,19 @@ class NextToken(Task):
             )
             for name in self.columns
         }
-        return self.summed(parts)
+        return self.summed(parts, batch)
 
-    def summed(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and sums of `forward`, from the summed cross-entropy of each column."""
+    def summed(
+        self, parts: Mapping[str, Tensor], batch: Tensors
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and sums of `forward`, from the summed cross-entropy of each column;
+        while evaluating also how many targets stand for what the vocabulary lacks."""
         loss = torch.stack(list(parts.values())).sum()
         sums = {"loss": loss.detach()}
         if len(parts) > 1:
             sums |= {f"loss_{name}": part.detach() for name, part in parts.items()}
+        if self.unknown is not None and not self.training:
+            sums[UNKNOWN] = (batch.targets[self.column] == self.unknown).sum()
         return loss, sums
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
@@ -220,19 +226,20 @@ class NextToken(Task):
             for name in self.columns
         }
         parts = {name: score.loss.sum() for name, score in scores.items()}
-        return self.summed(parts)[1], scores
+        return self.summed(parts, batch)[1], scores
 
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
         """Return the loss in nats per token, over all columns.
 
-        With one column also perplexity, and bits per byte if they are known.
+        With one column also perplexity, and bits per byte if they are known: not of unknown words,
+        whose bytes nobody predicts.
         """
-        metrics = super().report(sums, count)
+        metrics = super().report({k: v for k, v in sums.items() if k != UNKNOWN}, count)
         if len(metrics) == 1:
             metrics["perplexity"] = perplexity(metrics["loss"])
-            if bytes_per_token > 0:
+            if bytes_per_token > 0 and not sums.get(UNKNOWN):
                 metrics["bits_per_byte"] = metrics["loss"] / math.log(2) / bytes_per_token
         return metrics
 

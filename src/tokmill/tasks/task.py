@@ -404,6 +404,8 @@ def check_classes(store: Store, names: Sequence[str], learned: Sequence[str], wh
         raise UsageError(
             f"its classes are {shown[0]}; {who} {shown[1]}",
             where=str(store.path),
-            hint="a store with the same classes in the same order: `tokmill build tsv … --label "
+            hint="number the classes as the run did"
+            if all(map(str.isdecimal, learned))
+            else "a store with the same classes in the same order: `tokmill build tsv … --label "
             f"{' --label '.join(map(shlex.quote, learned[:8]))}`",
         )

@@ -67,9 +67,9 @@ class Groups:
         """
         spans = self.rows.spans(rows, 0)
         records, inverse = np.unique(spans.record, return_inverse=True)
-        numbers = [
-            self.numbers.setdefault(value, len(self.numbers)) for value in self._read(records)
-        ]
+        # A number that is no number equals nothing, itself not either: all have one key.
+        values = [value if value == value else math.nan for value in self._read(records)]
+        numbers = [self.numbers.setdefault(value, len(self.numbers)) for value in values]
         table = np.zeros((len(rows), int(spans.document.max(initial=0)) + 1), np.int64)
         table[spans.row, spans.document] = np.asarray(numbers, np.int64)[inverse]
         return np.take_along_axis(table, document.clip(min=0).astype(np.int64), axis=1)
@@ -162,7 +162,9 @@ class Breakdown:
                     "targets": int(self.by[number, 0]),
                     **self._losses(self.by[number, 1:], self.by[number, 0]),
                 }
-                for value, number in sorted(self.groups.numbers.items())
+                for value, number in sorted(
+                    self.groups.numbers.items(), key=lambda one: (one[0] != one[0], one[0])
+                )
                 if number < len(self.by) and self.by[number, 0]
             ]
             results["by"] = {"column": self.groups.name, "values": lines}

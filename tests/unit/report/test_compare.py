@@ -67,6 +67,13 @@ def test_seeds_are_one_line_and_what_differs_a_column(root: Path) -> None:
     assert compare([root / "runs"], "tokens_per_second").higher
 
 
+def test_the_loss_of_a_column_called_precision_is_a_loss(root: Path, tmp_path: Path) -> None:
+    runs = shutil.copytree(root / "runs/lr-0.01", tmp_path / "runs")
+    for run in runs.iterdir():
+        rewrite(run, lambda e: {**e, "val_loss_precision": 1.0})
+    assert not compare([runs], "val_loss_precision").higher
+
+
 def test_the_order_of_the_arguments_and_twice_the_same_run_change_nothing(root: Path) -> None:
     runs = sorted((root / "runs").glob("*/*"))
     once = tables.as_json(compare(runs))

@@ -212,8 +212,11 @@ def test_labels_outside_are_errors(tmp_path: Path) -> None:
     value = recipe(tmp_path, "classify", steps=1, eval_every=0)
     value["data"] = {"train": str(tmp_path / "a"), "overlays": ["label"], "batch": 2}
     tokmill.train(value, tmp_path / "run", quiet=True)
-    with pytest.raises(UsageError, match="its classes are 0, 1, 2; the run has learned 0, 1"):
+    with pytest.raises(
+        UsageError, match="its classes are 0, 1, 2; the run has learned 0, 1"
+    ) as caught:
         evaluate(tmp_path / "run", tmp_path / "b", device="cpu")
+    assert "as the run did" in (caught.value.hint or "")
     # Of two stores the one with more classes says how many there are.
     value["data"]["train"] = [str(tmp_path / "a"), str(tmp_path / "b")]
     tokmill.train(value, tmp_path / "both", quiet=True)

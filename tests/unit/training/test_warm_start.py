@@ -55,10 +55,35 @@ def test_another_model_is_told_by_the_keys_that_differ(run: Path, tmp_path: Path
     with pytest.raises(TokmillError, match=r"to start from: model\.dim: 16 → 32\b") as caught:
         tokmill.train(value, tmp_path / "new", quiet=True)
     assert "model.layers" not in caught.value.what and caught.value.hint
-    # Keys that change no shape may differ.
     value["model"] = {"dim": 16, "dropout": 0.1}
     value["run"]["steps"] = 1
     tokmill.train(value, tmp_path / "new", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"dropout": 0.1}, ""),
+        ({"norm_eps": 0.1}, "model.norm_eps: 1e-05 → 0.1"),
+        ({"heads": 1, "rope_theta": 9.0}, "model.heads: 2 → 1; model.rope_theta: 10000.0 → 9.0"),
+    ],
+)
+@pytest.mark.parametrize("task", ["next_token", "neighbours"])
+def test_what_no_weight_shows_is_told(
+    model: dict[str, float],
+    told: str,
+    task: str,
+    neighbours: None,
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The weights fit, and the model computes something else."""
+    value = {"data": {"train": str(run.parent / "store"), "batch": 8}, "task": {"kind": task}}
+    value |= {"run": {"start": str(run), "steps": 1}, "model": {"dim": 16, **model}}
+    tokmill.train(value, tmp_path / "new", quiet=True)
+    notes = [one for one in capsys.readouterr().err.splitlines() if "not quite that" in one]
+    assert len(notes) == bool(told) and all(one.endswith(f": {told}") for one in notes)
 
 
 def test_a_run_that_has_begun_needs_its_start_no_more(run: Path, tmp_path: Path) -> None:

@@ -159,7 +159,9 @@ class Bert(Public, frozen=True, kw_only=True):
             "position": ("learned",),
             "activation": ("gelu", "gelu_tanh"),
             "bias": (True,),
-            **plain_heads(model),
+            "kv_heads": (0, model.heads),
+            "head_dim": (0, model.dim // model.heads),
+            "dim": (divided(model),),
         }
 
 
@@ -215,15 +217,6 @@ class DistilBert(Public, frozen=True, kw_only=True):
     @classmethod
     def needs(cls, model: EncoderConfig) -> dict[str, tuple[Any, ...]]:
         return {**Bert.needs(model), "norm_eps": (1e-12,)}
-
-
-def plain_heads(model: Any) -> dict[str, tuple[Any, ...]]:
-    """Return key → values of a model with dim / heads wide heads and one key head for each."""
-    return {
-        "kv_heads": (0, model.heads),
-        "head_dim": (0, model.dim // model.heads),
-        "dim": (divided(model),),
-    }
 
 
 ARCHITECTURE = "BertForPreTraining"

@@ -27,7 +27,8 @@ from tokmill.training.recipe.read_recipe import is_free
 SEEDS = ("data.seed", "run.seed")
 KIND, BATCH = "task.kind", "data.batch"
 HIGHER = ("accuracy", "f1", "mfu", "mrr", "per_second", "precision", "recall")
-"""For a metric with one of these in its name, higher is better; for all others, lower."""
+"""For a metric with one of these in its name, higher is better; for all others, and losses, lower:
+a column of tokens may be called `precision`."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,8 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
     runs = read_runs(paths)
     metric, notes = choose_metric(metric, runs)
     higher_names = {name for run in runs for name in run.measures.higher}
-    higher = metric.removeprefix("val_") in higher_names or any(word in metric for word in HIGHER)
+    by_name = "loss" not in metric and any(word in metric for word in HIGHER)
+    higher = metric.removeprefix("val_") in higher_names or by_name
     names = short_names([run.path for run in runs])
     measured = [measure(r, name, metric, at, higher) for r, name in zip(runs, names, strict=True)]
     measured_on = [validation(run) if metric.startswith("val_") else None for run in runs]

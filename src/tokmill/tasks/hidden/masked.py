@@ -27,7 +27,7 @@ from tokmill.store.overlay import LOSS
 from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures
-from tokmill.tasks.next_token import choose_column
+from tokmill.tasks.next_token import UNKNOWN, choose_column
 from tokmill.tasks.task import Task, perplexity
 from tokmill.tasks.task_inputs import (
     Facts,
@@ -183,8 +183,6 @@ def replaced(
 
 PLACES = "places"
 """Among targets: the positions that are predicted (`models.predicted`); no column is called so."""
-UNKNOWN = "unk"
-"""The role of the token that stands for what a vocabulary lacks."""
 
 
 class Masked(Task):

@@ -202,13 +202,6 @@ def rough_bytes(config: TrainConfig, inputs: Inputs, rows: int) -> float:
     return weights + positions * (each + 8.0 * max(inputs.embedded.values(), default=0))
 
 
-def batch_bytes(config: TrainConfig, columns: int, share: int) -> int:
-    """Return the bytes of the batches that a process makes ahead, of `share` rows each."""
-    arrays = 8 * (2 * columns + BATCH_ARRAYS)
-    positions: int = share * config.task.length
-    return (config.run.prefetch + 2) * positions * arrays
-
-
 def memory_of(config: TrainConfig) -> tuple[int, str]:
     """Return (bytes, name) of the memory that a training would use; 0 bytes: not known."""
     if on_gpu(config):
@@ -242,7 +235,9 @@ def whole_bytes(
         one = process_bytes(tensors, "cuda", config.run.recompute)
         return one, one
     one = process_bytes(tensors, "cpu", config.run.recompute)
-    one += batch_bytes(config, len(embedded), share)
+    # The batches that a process makes ahead.
+    arrays = 8 * (2 * len(embedded) + BATCH_ARRAYS)
+    one += (config.run.prefetch + 2) * share * config.task.length * arrays
     return one, one * local
 
 

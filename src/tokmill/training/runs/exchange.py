@@ -61,10 +61,11 @@ class Index(msgspec.Struct):
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
     """Read all tensors of a checkpoint, from one file or from those that its index names."""
+    file_of: dict[str, str] = {}
     if (folder / MODEL).exists():
         names = {MODEL}
     elif (folder / INDEX).exists():
-        names = set(read_public(folder / INDEX, Index).weight_map.values())
+        names = set((file_of := read_public(folder / INDEX, Index).weight_map).values())
         if not names:
             what, where = "it names no file of weights", str(folder / INDEX)
             raise TokmillError(what, where=where, hint="fetch it again")
@@ -80,7 +81,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     tensors: dict[str, Tensor] = {}
     for name in sorted(names):
-        tensors |= read_fetched(inside(folder, name))
+        read = read_fetched(inside(folder, name))
+        # A file may hold older values of a tensor that the index finds in another one.
+        tensors |= {key: one for key, one in read.items() if file_of.get(key, name) == name}
     return tensors
 
 
@@ -169,17 +172,12 @@ def import_model(
             not fit its tokenizer.
     """
     folder, out = Path(folder), Path(out)
-    if not folder.is_dir():
+    if not (folder / CONFIG).exists():
+        no_file = f"there is no {CONFIG}, so this is no checkpoint"
         raise TokmillError(
-            "there is no such folder",
+            no_file if folder.is_dir() else "there is no such folder",
             where=str(folder),
             hint="fetch a checkpoint first, as with `hf download NAME --local-dir FOLDER`",
-        )
-    if not (folder / CONFIG).exists():
-        raise TokmillError(
-            f"there is no {CONFIG}, so this is no checkpoint",
-            where=str(folder),
-            hint="fetch one first, as with `hf download NAME --local-dir FOLDER`",
         )
     config = read_public(folder / CONFIG, dict[str, Any])
     place = str(folder / CONFIG)

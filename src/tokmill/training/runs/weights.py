@@ -130,7 +130,7 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
     """Load the weights of another run into a task (`run.start`); its optimiser begins anew.
 
     From a run with another task, weights with equal names are used: the model, and heads that both
-    tasks have. Returns notes on the other weights.
+    tasks have. Returns notes on the other weights, and on keys of the model that no weight shows.
 
     Args:
         task: of the new run, made with the columns of `start_facts`.
@@ -150,10 +150,13 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
         for key, values in differences(before, config).items()
         if key.partition(".")[0] in LEARNED
     }
+    of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
+    told = "; ".join(f"{key}: {one}" for key, one in of_model.items() if "dropout" not in key)
+    notes = [f"the model is not quite that of {place}, whose weights it takes: {told}"] * bool(told)
     if before["task"]["kind"] != config.task.kind:
         if (note := task.start_from(place)) is not None:
             return note
-        return take_what_fits(task, weights / MODEL, changed, place)
+        return notes + take_what_fits(task, weights / MODEL, of_model, place)
     try:
         load_from(task, weights / MODEL)
     except MachineError:
@@ -162,21 +165,19 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
         if not changed:
             raise
         # Most keys of a task decide no weights.
-        of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
         raise another_model(of_model or changed, place) from error
-    return []
+    return notes
 
 
-def take_what_fits(task: Task, file: Path, changed: Mapping[str, str], place: Path) -> list[str]:
+def take_what_fits(task: Task, file: Path, of_model: Mapping[str, str], place: Path) -> list[str]:
     """Load the weights with equal names from another task; return notes on the others.
 
-    changed: the keys of model and task that differ. The models must be equal, but for weights that
+    of_model: the keys of the model that differ. The models must be equal, but for weights that
     only one of the tasks uses. A head of another size begins anew.
     """
     own, tensors = task.state_dict(), read_tensors(file, checksum_of(file))
-    taken = {name: one for name, one in tensors.items() if fits(one, own.get(name))}
+    taken = {n: one for n, one in tensors.items() if n in own and own[n].shape == one.shape}
     anew, left = sorted(own.keys() - taken.keys()), sorted(tensors.keys() - taken.keys())
-    of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
     unmatched = [name for name in (*anew, *left) if name.startswith(OF_MODEL)]
     reshaped = [name for name in unmatched if name in own and name in tensors]
     if (unmatched and of_model) or reshaped or not any(n.startswith(OF_MODEL) for n in taken):
@@ -199,10 +200,6 @@ def in_words(names: Sequence[str]) -> str:
         f"{part} ({len(inner)} tensors)" if len(inner) > 1 else inner[0]
         for part, inner in parts.items()
     )
-
-
-def fits(tensor: Tensor, own: Tensor | None) -> bool:
-    return own is not None and own.shape == tensor.shape
 
 
 def another_model(changed: Mapping[str, str], place: Path) -> TokmillError:
