@@ -142,6 +142,7 @@ class Lifter:
         fresh = ~member(offsets, read)
         rows, offsets = rows[fresh], offsets[fresh]
         low, high = findings.ranges.around(offsets, findings.functions())
+        findings.tables.expect(findings.ways, rows, low, high)
         targets = [np.zeros(0, np.int64)]
         for row, offset, first, end in zip(
             rows.tolist(), offsets.tolist(), low.tolist(), high.tolist(), strict=True
