@@ -88,7 +88,9 @@ class Ranges:
 
 def gaps(ways: Ways) -> tuple[Array, Array]:
     """Return the offsets (begin, end) of unreached code without known data, by section."""
-    instructions = ways.instructions
+    instructions, data = ways.instructions, ways.instructions.code.data_begin
+    if "gaps" in ways.known and ways.known["gaps"][0] is data:
+        return ways.known["gaps"][1]
     reached = ways.first <= ways.last
     first, last = ways.first[reached], ways.last[reached]
     code = instructions.code
@@ -98,7 +100,8 @@ def gaps(ways: Ways) -> tuple[Array, Array]:
     order = np.lexsort((end, begin))
     begin, end = begin[order], np.maximum.accumulate(end[order])
     open_ = begin[1:] > end[:-1]
-    return end[:-1][open_], begin[1:][open_]
+    ways.known["gaps"] = data, (end[:-1][open_], begin[1:][open_])
+    return ways.known["gaps"][1]
 
 
 def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
@@ -196,6 +199,7 @@ class DataUses:
             targets.append(offset[here])
         self._at, self._end = np.concatenate(places), np.concatenate(ends)
         self._target = np.concatenate(targets)
+        self._fits: tuple[Array, tuple[Array, Array, Array]] | None = None
         self._reads: dict[int, bool] = {}
         """Offset of an instruction → whether it has this memory operand."""
         self._based: dict[tuple[int, int], bool] = {}
@@ -204,16 +208,27 @@ class DataUses:
 
     def find(self, code: Code, ways: Ways, tables: Tables) -> Array:
         """Return the offsets (i8, ascending) of unreached code that reached code uses as data."""
-        instructions = ways.instructions
-        row = np.searchsorted(instructions.start, self._at) - 1
-        fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
-        fits[fits] = ways.reached(row[fits]) & ~_reached(ways, self._target[fits])
-        kept = [
-            target
-            for one, target in zip(row[fits].tolist(), self._target[fits].tolist(), strict=True)
-            if self._names(code, instructions, one, target)
-        ]
-        return distinct(np.asarray(kept, np.int64), self._bases(code, ways, tables))
+        if "used" not in ways.known:
+            row, offset, target = self._fitting(ways.instructions)
+            open_ = np.flatnonzero(ways.reached(row) & ~_at_reached(ways, target))
+            kept = [
+                number
+                for number, one, place in zip(
+                    open_.tolist(), row[open_].tolist(), offset[open_].tolist(), strict=True
+                )
+                if self._names(code, ways.instructions, one, place)
+            ]
+            ways.known["used"] = distinct(offset[kept], self._bases(code, ways, tables))
+        return ways.known["used"]
+
+    def _fitting(self, instructions: Instructions) -> tuple[Array, Array, Array]:
+        """Return the rows that end where a use does, and offset and row of what it uses."""
+        if self._fits is None or self._fits[0] is not instructions.start:
+            row = np.searchsorted(instructions.start, self._at) - 1
+            fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
+            row, offset = row[fits], self._target[fits]
+            self._fits = instructions.start, (row, offset, instructions.row(offset))
+        return self._fits[1]
 
     def _names(self, code: Code, instructions: Instructions, row: int, target: int) -> bool:
         at = int(instructions.start[row])
@@ -229,7 +244,7 @@ class DataUses:
         instructions = ways.instructions
         offset = code.offset(tables.constant)
         constants = np.flatnonzero(offset >= 0)
-        constants = constants[~_reached(ways, offset[constants])]
+        constants = constants[~_at_reached(ways, instructions.row(offset[constants]))]
         rows = instructions.row(tables.at[constants])
         reached = ways.reached(rows)
         bases = []
@@ -242,8 +257,7 @@ class DataUses:
         return np.asarray(bases, np.int64)
 
 
-def _reached(ways: Ways, offsets: Array) -> Array:
-    rows = ways.instructions.row(offsets)
+def _at_reached(ways: Ways, rows: Array) -> Array:
     result: Array = rows >= 0
     result[result] = ways.reached(rows[result])
     return result
