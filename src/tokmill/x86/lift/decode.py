@@ -245,8 +245,6 @@ class Instructions:
     def _index(self) -> None:
         self.transfer = np.flatnonzero(self.flow)
         self._set_gates()
-        self.traits = np.zeros(len(self.start), np.uint8)
-        """(I,) u1, what `findings.traits` has found so far."""
         flags = np.zeros(len(self._words) * 64, np.uint8)
         flags[self.start] = 1
         self._words = np.packbits(flags, bitorder="little").view(np.uint64)

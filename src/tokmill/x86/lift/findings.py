@@ -23,13 +23,6 @@ MOST_PADDING = 64
 JUMP = 0xEB
 FILLS = (0x00, 0xCC)
 """First bytes of padding with which no function begins: zeros, INT3."""
-# Opcodes that compilers do not use: input and output, system flags, decimal arithmetic, LOOP, …
-RARE = np.isin(
-    np.arange(256),
-    [0x06, 0x07, 0x0E, 0x16, 0x17, 0x1E, 0x1F, 0x27, 0x2F, 0x37, 0x3F, 0x60, 0x61, 0x6C, 0x6D, 0x6E,
-     0x6F, 0x9A, 0xC8, 0xCA, 0xCB, 0xCE, 0xCF, 0xD4, 0xD5, 0xD6, 0xD7, 0xE0, 0xE1, 0xE2, 0xE4, 0xE5,
-     0xE6, 0xE7, 0xEA, 0xEC, 0xED, 0xEE, 0xEF, 0xF1, 0xF5, 0xFA, 0xFB],
-)  # fmt: skip
 
 
 class Ranges:
@@ -135,7 +128,7 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
             break
         here = begin[open_]
         may = np.flatnonzero(instructions.code.address(here) % ALIGNMENT == 0)
-        may = may[traits(instructions, rows[may]) & FILL == 0]
+        may = may[~np.isin(opcodes(instructions, rows[may])[0], FILLS)]
         aligned[open_[may]] = here[may]
         here = begin[open_] = here + instructions.length[rows]
         rows = np.minimum(rows + 1, len(instructions.start) - 1)
@@ -150,35 +143,18 @@ def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
 
 def is_padding(instructions: Instructions, rows: Array) -> Array:
     """Return which instructions are padding: all NOPs, INT3, zeros, `lea esi, [esi]`."""
-    return traits(instructions, rows) & PADDING > 0
-
-
-PADDING, FILL, ODD, SEEN = 1, 2, 4, 8
-
-
-def traits(instructions: Instructions, rows: Array) -> Array:
-    """Return what is known of instructions by their bytes, as bits (u1): `PADDING`, …
-
-    `FILL`: begins with one of `FILLS`; `ODD`: an opcode in `RARE`, or no instruction.
-    """
-    known = instructions.traits
-    fresh = rows[known[rows] == 0]
-    if len(fresh):
-        first, second = opcodes(instructions, fresh)
-        length, start = instructions.length[fresh], instructions.start[fresh].astype(np.int64)
-        padding = (first == 0x90) & (instructions.code.linked[start] != 0xF3)
-        padding |= (first == 0xCC) | ((first == 0x0F) & (second == 0x1F))
-        padding |= (first == 0) & (second == 0) & (length == 2)
-        if instructions.code.bits == 32:
-            # Old assemblers pad with instructions that copy a register to itself.
-            forms = (0x36, 0x74, 0x76, 0xB4, 0xB6, 0x3F, 0x7F, 0xBC)
-            same = (first == 0x8D) & np.isin(second, forms)
-            same |= (first == 0x89) & np.isin(second, (0xF6, 0xFF))
-            last = instructions.code.linked[start + length - 1]
-            padding |= same & ((last == 0) | (length <= 2))
-        odd = RARE[first] | (instructions.flow[fresh] == Flow.INVALID)
-        known[fresh] = SEEN | PADDING * padding | FILL * np.isin(first, FILLS) | ODD * odd
-    return known[rows]
+    length = instructions.length[rows]
+    first, second = opcodes(instructions, rows)
+    start = instructions.start[rows].astype(np.int64)
+    result: Array = (first == 0x90) & (instructions.code.linked[start] != 0xF3)
+    result |= (first == 0xCC) | ((first == 0x0F) & (second == 0x1F))
+    result |= (first == 0) & (second == 0) & (length == 2)
+    if instructions.code.bits == 32:
+        # Old assemblers pad with instructions that copy a register to itself.
+        same = (first == 0x8D) & np.isin(second, (0x36, 0x74, 0x76, 0xB4, 0xB6, 0x3F, 0x7F, 0xBC))
+        same |= (first == 0x89) & np.isin(second, (0xF6, 0xFF))
+        result |= same & ((instructions.code.linked[start + length - 1] == 0) | (length <= 2))
+    return result
 
 
 def opcodes(instructions: Instructions, rows: Array) -> tuple[Array, Array]:
@@ -223,7 +199,6 @@ class DataUses:
             targets.append(offset[here])
         self._at, self._end = np.concatenate(places), np.concatenate(ends)
         self._target = np.concatenate(targets)
-        self._fits: tuple[Array, tuple[Array, Array, Array]] | None = None
         self._reads: dict[int, bool] = {}
         """Offset of an instruction → whether it has this memory operand."""
         self._based: dict[tuple[int, int], bool] = {}
@@ -232,27 +207,19 @@ class DataUses:
 
     def find(self, code: Code, ways: Ways, tables: Tables) -> Array:
         """Return the offsets (i8, ascending) of unreached code that reached code uses as data."""
-        if "used" not in ways.known:
-            row, offset, target = self._fitting(ways.instructions)
-            open_ = np.flatnonzero(ways.reached(row) & ~_at_reached(ways, target))
-            kept = [
-                number
-                for number, one, place in zip(
-                    open_.tolist(), row[open_].tolist(), offset[open_].tolist(), strict=True
-                )
-                if self._names(code, ways.instructions, one, place)
-            ]
-            ways.known["used"] = distinct(offset[kept], self._bases(code, ways, tables))
+        if "used" in ways.known:
+            return ways.known["used"]
+        instructions = ways.instructions
+        row = np.searchsorted(instructions.start, self._at) - 1
+        fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
+        fits[fits] = ways.reached(row[fits]) & ~_reached(ways, self._target[fits])
+        kept = [
+            target
+            for one, target in zip(row[fits].tolist(), self._target[fits].tolist(), strict=True)
+            if self._names(code, instructions, one, target)
+        ]
+        ways.known["used"] = distinct(np.asarray(kept, np.int64), self._bases(code, ways, tables))
         return ways.known["used"]
-
-    def _fitting(self, instructions: Instructions) -> tuple[Array, Array, Array]:
-        """Return the rows that end where a use does, and offset and row of what it uses."""
-        if self._fits is None or self._fits[0] is not instructions.start:
-            row = np.searchsorted(instructions.start, self._at) - 1
-            fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
-            row, offset = row[fits], self._target[fits]
-            self._fits = instructions.start, (row, offset, instructions.row(offset))
-        return self._fits[1]
 
     def _names(self, code: Code, instructions: Instructions, row: int, target: int) -> bool:
         at = int(instructions.start[row])
@@ -268,7 +235,7 @@ class DataUses:
         instructions = ways.instructions
         offset = code.offset(tables.constant)
         constants = np.flatnonzero(offset >= 0)
-        constants = constants[~_at_reached(ways, instructions.row(offset[constants]))]
+        constants = constants[~_reached(ways, offset[constants])]
         rows = instructions.row(tables.at[constants])
         reached = ways.reached(rows)
         bases = []
@@ -281,7 +248,8 @@ class DataUses:
         return np.asarray(bases, np.int64)
 
 
-def _at_reached(ways: Ways, rows: Array) -> Array:
+def _reached(ways: Ways, offsets: Array) -> Array:
+    rows = ways.instructions.row(offsets)
     result: Array = rows >= 0
     result[result] = ways.reached(rows[result])
     return result

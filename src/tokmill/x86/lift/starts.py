@@ -12,14 +12,12 @@ from tokmill.x86.lift.code import INT3, Code
 from tokmill.x86.lift.decode import Flow, Instructions
 from tokmill.x86.lift.findings import (
     ALIGNMENT,
-    ODD,
-    PADDING,
     Findings,
     Ranges,
     gaps,
     is_padding,
+    opcodes,
     skip_padding,
-    traits,
 )
 from tokmill.x86.lift.reach import Ways
 
@@ -27,6 +25,13 @@ LANDING = np.frombuffer(b"\xf3\x0f\x1e\xfa\xf3\x0f\x1e\xfb", np.uint8).reshape(2
 FEW = 64
 """Gaps between two ranges of at most so many bytes are code as a whole, or no code."""
 PUSH_FRAME = {64: b"\x55\x48\x89\xe5", 32: b"\x55\x89\xe5"}
+# Opcodes that compilers do not use: input and output, system flags, decimal arithmetic, LOOP, …
+RARE = np.isin(
+    np.arange(256),
+    [0x06, 0x07, 0x0E, 0x16, 0x17, 0x1E, 0x1F, 0x27, 0x2F, 0x37, 0x3F, 0x60, 0x61, 0x6C, 0x6D, 0x6E,
+     0x6F, 0x9A, 0xC8, 0xCA, 0xCB, 0xCE, 0xCF, 0xD4, 0xD5, 0xD6, 0xD7, 0xE0, 0xE1, 0xE2, 0xE4, 0xE5,
+     0xE6, 0xE7, 0xEA, 0xEC, 0xED, 0xEE, 0xEF, 0xF1, 0xF5, 0xFA, 0xFB],
+)  # fmt: skip
 
 
 def range_gaps(ways: Ways, ranges: Ranges) -> Array:
@@ -326,16 +331,15 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
     low, high = np.searchsorted(instructions.start, begin), np.searchsorted(instructions.start, end)
     inside = expand(low, high - low)
     gap = np.repeat(np.arange(len(begin)), high - low)
-    trait = traits(instructions, inside)
-    bad = trait & ODD > 0
+    first, _ = opcodes(instructions, inside)
+    bad = RARE[first] | (instructions.flow[inside] == Flow.INVALID)
     bad |= member(inside, ways.missing_source[ways.missing >= 0])
     # An instruction must end where the next one begins.
     start = instructions.start[inside].astype(np.int64)
     bad[:-1] |= (start + instructions.length[inside])[:-1] > start[1:]
-    solid = np.flatnonzero(trait & PADDING == 0)
-    solid = solid[np.append(gap[solid[1:]] != gap[solid[:-1]], len(solid) > 0)[: len(solid)]]
+    solid = ~is_padding(instructions, inside)
     final = np.full(len(begin), -1)
-    final[gap[solid]] = inside[solid]
+    np.maximum.at(final, gap[solid], inside[solid])
     result: Array = np.bincount(gap[bad], minlength=len(begin)) == 0
     result &= (final >= 0) & ((ways.last[ways.run[final]] == final) | (not ends))
     result &= instructions.start[final] + instructions.length[final] <= end

@@ -5,14 +5,14 @@ base, [4 * index + table]; jmp base`). The code before the jump is executed symb
 the target of the jump as a sum, and limits of the index. The entries must lead into the function.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import iced_x86 as iced
 import numpy as np
 
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, changes, distinct, numbers_at, offsets
+from tokmill.x86.image.image import Program, distinct, numbers_at
 from tokmill.x86.lift.code import overwrites, retpolines
 from tokmill.x86.lift.decode import Instructions
 from tokmill.x86.lift.reach import Ways
@@ -29,7 +29,6 @@ DISTANCES = (4, 2)
 """Possible sizes of entries that are distances, in bytes."""
 FAR = 1 << 12
 """A constant in the index moves the address of a table by less than this."""
-OFFSET_BITS = 32
 NO_OFFSETS = np.zeros(0, np.int64)
 
 
@@ -61,19 +60,6 @@ class _Form(NamedTuple):
     """Whether the base is a guess, which the entries have to confirm."""
 
 
-class _Question(NamedTuple):
-    """Which entries of a table are read, and where they may lead."""
-
-    form: _Form
-    address: int
-    first: int
-    last: int
-    count: int
-    bounded: bool
-    low: int
-    high: int
-
-
 class Tables:
     """Reads the jump tables of one program."""
 
@@ -94,9 +80,7 @@ class Tables:
         self.labels: set[int] = set()
         """The addresses in such sums."""
         self._read: set[int] = set()
-        self._tried: dict[_Question, Table | None] = {}
-        self._executed: dict[int, tuple[Value, dict[Unknown, Limits]]] = {}
-        """Row of a jump → its target and the limits, after the first path to it."""
+        self._tried: dict[tuple[object, ...], Table | None] = {}
         self.prepare()
 
     def prepare(self) -> None:
@@ -110,30 +94,6 @@ class Tables:
         register = overwrites(instructions.code, target) + self._first_register
         self._gates = dict(zip(address.tolist(), register.tolist(), strict=True))
 
-    def expect(self, ways: Ways, rows: Array, low: Array, high: Array) -> None:
-        """Read the tables that the code directly before some jumps names, in columns.
-
-        `read` of these jumps (rows, ascending) then finds them, as long as no code is decoded.
-        """
-        self._executed.clear()
-        asked: dict[_Question, Array] = {}
-        count = 0
-        for row, first, end in zip(rows.tolist(), low.tolist(), high.tolist(), strict=True):
-            target, limits = self._executed[row] = self._execute(next(_paths(ways, row)))
-            for form in self._forms(target, row, first, end, guess=False):
-                question, entries = self._question(form, limits, first, end)
-                if len(entries) and question not in asked and question not in self._tried:
-                    asked[question] = entries
-                    count += len(entries)
-            if count > MOST_ENTRIES:
-                self._answer(asked)
-                asked, count = {}, 0
-        self._answer(asked)
-
-    def _execute(self, rows: Sequence[int]) -> tuple[Value, dict[Unknown, Limits]]:
-        path = Path(self.program.bits, self._start, self._thunks, self._gates)
-        return path.follow(self.instructions.instructions_in(rows)), path.limits
-
     def read(self, ways: Ways, row: int, low: int, high: int) -> Table | None:
         """Return the table of the indirect jump in `row`, with targets in low <= offset < high.
 
@@ -143,7 +103,8 @@ class Tables:
         self.computed = False
         targets: set[int] = set()
         for rows in _paths(ways, row):
-            target, limits = self._executed.pop(row, None) or self._execute(rows)
+            path = Path(self.program.bits, self._start, self._thunks, self._gates)
+            target = path.follow(self.instructions.instructions_in(rows))
             if _no_table(target):
                 return None
             if not target.terms:
@@ -152,10 +113,7 @@ class Tables:
                 self.computed = True
                 self.labels.add(target.number)
             for form in self._forms(target, row, low, high):
-                question, entries = self._question(form, limits, low, high)
-                if question not in self._tried:
-                    self._answer({question: entries})
-                result = self._tried[question]
+                result = self._entries(form, path.limits, low, high)
                 if result is not None and (result.sure or result.address in self._read):
                     self._read.add(result.address)
                     return result
@@ -169,9 +127,7 @@ class Tables:
         places = places[places >= 0]
         return Table(0, places, False) if len(places) else None
 
-    def _forms(
-        self, target: Value, row: int, low: int, high: int, *, guess: bool = True
-    ) -> Iterator[_Form]:
+    def _forms(self, target: Value, row: int, low: int, high: int) -> Iterator[_Form]:
         for load, factor in target.terms:
             if not isinstance(load, Load) or factor != 1:
                 continue
@@ -185,8 +141,6 @@ class Tables:
                 continue
             count = len(scaled) + len(near)
             if len(load.address.terms) != count or len(target.terms) != 1 + len(far):
-                continue
-            if not guess and (near or far):
                 continue
             # No limits are known of an index that is a sum of unknowns or that counts down.
             single = len(scaled) == 1 and scaled[0][1] > 0
@@ -240,10 +194,10 @@ class Tables:
                 bases.append(value)
         return bases[:MOST_BASES]
 
-    def _question(
+    def _entries(
         self, form: _Form, limits: dict[Unknown, Limits], low: int, high: int
-    ) -> tuple[_Question, Array]:
-        """Return what is asked of a table, and its rows; without limits, up to the next table."""
+    ) -> Table | None:
+        """Read the entries of a table; without limits, up to one that leaves the function."""
         limit = _usable(limits, form.unknown)
         rows = self._inner(form.unknown, limits)
         if rows is None and limit is not None:
@@ -259,67 +213,39 @@ class Tables:
             end = np.searchsorted(self._ends, np.uint64(address), side="right")
             last = int(self._ends[end]) if end < len(self._ends) else 1 << 63
             rows = np.arange(min(MOST_ENTRIES, max(0, last - address) // form.scale))
-        elif own and int(rows[0]) * form.scale < form.base - address:
+        elif own:
             rows = rows[rows * form.scale >= form.base - address]
-        ends = (int(rows[0]), int(rows[-1])) if len(rows) else (0, -1)
-        return _Question(form, address, *ends, len(rows), bounded, low, high), rows
+        if not len(rows):
+            return None
+        key = (form, address, int(rows[0]), int(rows[-1]), len(rows), bounded, low, high)
+        if key not in self._tried:
+            self._tried[key] = self._entries_at(form, address, rows, bounded, low, high)
+        return self._tried[key]
 
-    def _answer(self, asked: dict[_Question, Array]) -> None:
-        """Read the entries of tables, which are in these rows of each, in columns."""
-        self._tried.update(dict.fromkeys(asked))
-        asked = {one: rows for one, rows in asked.items() if len(rows)}
-        if not asked:
-            return
-        address = [(one.address + one.form.scale * one.first) & self._mask for one in asked]
-        spans = [one.form.scale * (one.last - one.first + 1) for one in asked]
-        data = list(map(self.program.read, address, spans))
-        begins = offsets(np.asarray([len(part) for part in data]))
-        base = np.asarray([one.form.base for one in asked], np.uint64)
-        scale, size, guessed, bounded, count, low, high = np.asarray(
-            [
-                (one.form.scale, one.form.size, one.form.guessed, one.bounded, one.count, *one[-2:])
-                for one in asked
-            ]
-        ).T
-        number = np.repeat(np.arange(len(asked)), count)
-        place = np.concatenate([rows - rows[0] for rows in asked.values()]) * scale[number]
-        fits = place + size[number] <= np.diff(begins)[number]
-        number, place = number[fits], (place + begins[number])[fits]
-        joined, value = np.concatenate(data), np.zeros(len(number), np.int64)
-        for width in (*DISTANCES, self.program.word):
-            here = size[number] == width
-            value[here] = numbers_at(joined, place[here], f"<i{width}")
-        value = (value.astype(np.uint64) + base[number]) & np.uint64(self._mask)
+    def _entries_at(
+        self, form: _Form, address: int, rows: Array, bounded: bool, low: int, high: int
+    ) -> Table | None:
+        first = (address + form.scale * int(rows[0])) & self._mask
+        span = form.scale * int(rows[-1] - rows[0] + 1)
+        data = self.program.read(first, span)
+        places = (rows - rows[0]) * form.scale
+        fits = places + form.size <= len(data)
+        bounded &= bool(fits.all())
+        value = numbers_at(data, places[fits], f"<i{form.size}").astype(np.uint64)
+        value += np.uint64(form.base)
+        value &= np.uint64(self._mask)
         offset = self.instructions.code.offset(value)
-        inside = (offset >= low[number]) & (offset < high[number])
+        inside = (offset >= low) & (offset < high)
         synced = self.instructions.row(offset) >= 0
-        within, lost, astray = (
-            np.bincount(number[kept], minlength=len(asked))
-            for kept in (slice(None), ~inside, ~(inside | synced))
-        )
         # A case may be in a part that was moved out of the function.
-        likely = np.where(guessed, lost == 0, (astray == 0) & (lost < within))
-        sure = (bounded > 0) & (within == count) & likely
-        # Other tables end before the first entry that leads elsewhere.
-        wrong = np.flatnonzero(~(inside & synced | sure[number]))
-        wrong = wrong[changes(number[wrong])]
-        rank = np.arange(len(number)) - offsets(within)[number]
-        within[number[wrong]] = rank[wrong]
-        kept = rank < within[number]
-        number, offset = number[kept], offset[kept]
-        packed = distinct(number << OFFSET_BITS | offset)
-        targets, ends = packed & ((1 << OFFSET_BITS) - 1), offsets(within)
-        edges = np.searchsorted(packed >> OFFSET_BITS, np.arange(len(asked) + 1))
-        for i, one in enumerate(asked):
-            if sure[i] or within[i] > 1:
-                bytes_ = spans[i] if sure[i] else one.form.scale * int(within[i])
-                self._tried[one] = Table(
-                    address[i],
-                    targets[edges[i] : edges[i + 1]],
-                    bool(sure[i]),
-                    bytes_,
-                    offset[ends[i] : ends[i + 1]],
-                )
+        likely = inside.all() if form.guessed else (inside | synced).all() and inside.any()
+        if bounded and likely:
+            return Table(first, distinct(offset), True, span, entries=offset)
+        inside &= synced
+        length = len(inside) if inside.all() else int(np.argmin(inside))
+        size = form.scale * length
+        offset = offset[:length]
+        return Table(first, distinct(offset), False, size, entries=offset) if length > 1 else None
 
     def _inner(self, index: Unknown | None, limits: dict[Unknown, Limits]) -> Array | None:
         if not isinstance(index, Load) or index.size > 2 or len(index.address.terms) != 1:

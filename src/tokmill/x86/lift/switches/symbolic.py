@@ -47,8 +47,6 @@ class Value(NamedTuple):
     def plus(self, other: "Value", sign: int = 1) -> "Value":
         if not other.terms:
             return Value(self.number + sign * other.number, self.terms)
-        if not self.terms and sign == 1:
-            return Value(self.number + other.number, other.terms)
         terms = dict(self.terms)
         for unknown, factor in other.terms:
             terms[unknown] = terms.get(unknown, 0) + sign * factor
@@ -90,8 +88,7 @@ _RELATIONS = {
     _C.L: ("<", True), _C.LE: ("<=", True), _C.G: (">", True), _C.GE: (">=", True),
 }  # fmt: skip
 _STACK, _FRAME = _R.RSP, (_R.RSP, _R.RBP)
-LOST_IN_CALLS = (_R.RAX, _R.RCX, _R.RDX, _R.RSI, _R.RDI, _R.R8, _R.R9, _R.R10, _R.R11)
-"""The first three in 32-bit code."""
+_LOST = (_R.RAX, _R.RCX, _R.RDX, _R.RSI, _R.RDI, _R.R8, _R.R9, _R.R10, _R.R11)
 _INFO, _full = iced.InstructionInfoFactory(), iced.RegisterExt.full_register
 
 
@@ -104,12 +101,9 @@ class Path:
     """Executes instructions and keeps the values of registers and memory."""
 
     def __init__(
-        self,
-        bits: int,
-        registers: dict[int, Value],
-        thunks: Mapping[int, int],
+        self, bits: int, registers: dict[int, Value], thunks: Mapping[int, int],
         gates: Mapping[int, int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.word = bits // 8
         self.registers = dict(registers)
         self.thunks = thunks
@@ -121,7 +115,6 @@ class Path:
         """Limits of unknowns, by comparisons on the path."""
         self._compared: _Comparison | None = None
         self._other_count = 0
-        self._lost_in_calls = LOST_IN_CALLS[: 9 if bits == 64 else 3]
 
     def follow(self, instructions: Sequence[Any]) -> Value:
         """Execute a path that ends in an indirect jump, and return the target."""
@@ -140,12 +133,10 @@ class Path:
                 self._put_on_stack(Value(instruction.next_ip))
             elif action is not None:
                 action(self, instruction)
-            elif mnemonic in _QUIET:
-                continue
             elif instruction.is_jcc_short_or_near:
                 taken = following.ip == instruction.near_branch_target
                 self._branch(instruction.condition_code, taken)
-            else:
+            elif mnemonic not in _QUIET:
                 self._forget(instruction)
 
     def argument(self, register: int) -> Value:
@@ -160,11 +151,8 @@ class Path:
             return self._register(instruction.op_register(number))
         if kind == _MEMORY:
             address = self._memory_address(instruction)
-            result = self.memory.get(address)
-            if result is None:
-                size = iced.MemorySizeExt.size(instruction.memory_size)
-                result = Value(0, ((Load(address, size), 1),))
-            return result
+            size = iced.MemorySizeExt.size(instruction.memory_size)
+            return self.memory.get(address) or Value(0, ((Load(address, size), 1),))
         if kind in (iced.OpKind.FAR_BRANCH16, iced.OpKind.FAR_BRANCH32):
             return self._other()
         value = instruction.immediate(number)
@@ -198,10 +186,9 @@ class Path:
     def _set(self, instruction: Any, value: Value) -> None:
         if len(value.terms) > MOST_TERMS:
             value = self._other()
-        kind = instruction.op0_kind
-        if kind == _REGISTER:
+        if instruction.op0_kind == _REGISTER:
             self.registers[_full(instruction.op0_register)] = value
-        elif kind == _MEMORY:
+        elif instruction.op0_kind == _MEMORY:
             self.memory[self._memory_address(instruction)] = value
 
     def _move(self, instruction: Any) -> None:
@@ -284,7 +271,7 @@ class Path:
         elif target in self.thunks:
             self.registers[self.thunks[target]] = Value(behind)
         else:
-            for register in self._lost_in_calls:
+            for register in _LOST[: 9 if self.word == 8 else 3]:
                 self.registers[register] = self._other()
             self.memory = {at: value for at, value in self.memory.items() if self._is_local(at)}
 
