@@ -88,7 +88,9 @@ class Ranges:
 
 def gaps(ways: Ways) -> tuple[Array, Array]:
     """Return the offsets (begin, end) of unreached code without known data, by section."""
-    instructions = ways.instructions
+    instructions, data = ways.instructions, ways.instructions.code.data_begin
+    if "gaps" in ways.known and ways.known["gaps"][0] is data:
+        return ways.known["gaps"][1]
     reached = ways.first <= ways.last
     first, last = ways.first[reached], ways.last[reached]
     code = instructions.code
@@ -98,7 +100,8 @@ def gaps(ways: Ways) -> tuple[Array, Array]:
     order = np.lexsort((end, begin))
     begin, end = begin[order], np.maximum.accumulate(end[order])
     open_ = begin[1:] > end[:-1]
-    return end[:-1][open_], begin[1:][open_]
+    ways.known["gaps"] = data, (end[:-1][open_], begin[1:][open_])
+    return ways.known["gaps"][1]
 
 
 def skip_padding(instructions: Instructions, begin: Array, end: Array) -> Array:
@@ -204,6 +207,8 @@ class DataUses:
 
     def find(self, code: Code, ways: Ways, tables: Tables) -> Array:
         """Return the offsets (i8, ascending) of unreached code that reached code uses as data."""
+        if "used" in ways.known:
+            return ways.known["used"]
         instructions = ways.instructions
         row = np.searchsorted(instructions.start, self._at) - 1
         fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
@@ -213,7 +218,8 @@ class DataUses:
             for one, target in zip(row[fits].tolist(), self._target[fits].tolist(), strict=True)
             if self._names(code, instructions, one, target)
         ]
-        return distinct(np.asarray(kept, np.int64), self._bases(code, ways, tables))
+        ways.known["used"] = distinct(np.asarray(kept, np.int64), self._bases(code, ways, tables))
+        return ways.known["used"]
 
     def _names(self, code: Code, instructions: Instructions, row: int, target: int) -> bool:
         at = int(instructions.start[row])

@@ -9,6 +9,7 @@ Calls that do not return are known by name, by their place, or by following the 
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import iced_x86 as iced
 import numpy as np
@@ -73,6 +74,8 @@ class Ways:
         """(I,) i4, the run of each row."""
         self.first = np.full(len(last), len(self.instructions.start), np.int64)
         """(R,) i8, the first reached row of each run; the number of all rows if none is reached."""
+        self.known: dict[str, Any] = {}
+        """What other code has computed for the reached rows; emptied when there are more."""
         self.called = np.zeros(0, np.int64)
         """i8, ascending: offsets of the callees of reached code."""
 
@@ -122,6 +125,7 @@ class Ways:
             rows, run = rows[lowest], run[lowest]
             before = np.minimum(self.first[run], self.last[run] + 1)
             self.first[run] = rows
+            self.known.clear()
             low = np.searchsorted(self.source, rows)
             ways = expand(low, np.searchsorted(self.source, before) - low)
             low = np.searchsorted(self.call, rows)

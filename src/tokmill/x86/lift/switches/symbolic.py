@@ -4,7 +4,8 @@ A value is a sum of a number and of unknowns with factors, such as `8 * index + 
 is the value of a register at the beginning of the path, a value in memory, or anything else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -79,16 +80,30 @@ _NOT = {"<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 _SWAPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
+_M, _R, _C = iced.Mnemonic, iced.Register, iced.ConditionCode
+_ENTERS, _QUIET = _M.CALL, frozenset((_M.CDQE, _M.NOP, _M.ENDBR64, _M.ENDBR32, _M.JMP))
+_REGISTER, _MEMORY = iced.OpKind.REGISTER, iced.OpKind.MEMORY
+_RELATIONS = {
+    _C.B: ("<", False), _C.BE: ("<=", False), _C.A: (">", False), _C.AE: (">=", False),
+    _C.L: ("<", True), _C.LE: ("<=", True), _C.G: (">", True), _C.GE: (">=", True),
+}  # fmt: skip
+_STACK, _FRAME = _R.RSP, (_R.RSP, _R.RBP)
+_LOST = (_R.RAX, _R.RCX, _R.RDX, _R.RSI, _R.RDI, _R.R8, _R.R9, _R.R10, _R.R11)
+_INFO, _full = iced.InstructionInfoFactory(), iced.RegisterExt.full_register
+
+
+@cache
+def _alone(kind: type[Start] | type[Other], number: int) -> Value:
+    return Value(0, ((kind(number), 1),))
+
+
 class Path:
     """Executes instructions and keeps the values of registers and memory."""
 
     def __init__(
-        self,
-        bits: int,
-        registers: dict[int, Value],
-        thunks: Mapping[int, int],
+        self, bits: int, registers: dict[int, Value], thunks: Mapping[int, int],
         gates: Mapping[int, int],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.word = bits // 8
         self.registers = dict(registers)
         self.thunks = thunks
@@ -100,78 +115,55 @@ class Path:
         """Limits of unknowns, by comparisons on the path."""
         self._compared: _Comparison | None = None
         self._other_count = 0
-        self._info = iced.InstructionInfoFactory()
-        m, r = iced.Mnemonic, iced.Register
-        self._actions = {
-            m.MOV: self._move, m.MOVZX: self._move, m.MOVSX: self._move, m.MOVSXD: self._move,
-            m.LEA: self._address, m.ADD: self._add, m.SUB: self._subtract, m.AND: self._and,
-            m.CMP: self._compare, m.SHL: self._shift, m.XOR: self._xor, m.PUSH: self._push,
-            m.POP: self._pop, m.CALL: self._call, m.SBB: self._borrow,
-        }  # fmt: skip
-        c = iced.ConditionCode
-        self._relations = {
-            c.B: ("<", False), c.BE: ("<=", False), c.A: (">", False), c.AE: (">=", False),
-            c.L: ("<", True), c.LE: ("<=", True), c.G: (">", True), c.GE: (">=", True),
-        }  # fmt: skip
-        self._quiet = {m.CDQE, m.NOP, m.ENDBR64, m.ENDBR32, m.JMP}
-        self._put, self._enters, self._leaves = m.MOV, m.CALL, m.RET
-        self._stack, self._frame = r.RSP, (r.RSP, r.RBP)
-        self._lost_in_calls = [
-            r.RAX, r.RCX, r.RDX, r.RSI, r.RDI, r.R8, r.R9, r.R10, r.R11
-        ] if bits == 64 else [r.RAX, r.RCX, r.RDX]  # fmt: skip
 
     def follow(self, instructions: Sequence[Any]) -> Value:
         """Execute a path that ends in an indirect jump, and return the target."""
         self.run(instructions)
         last = instructions[-1]
-        if last.mnemonic == self._leaves:
-            return self.memory.get(self._register(self._stack)) or self._other()
+        if last.mnemonic == _M.RET:
+            return self.memory.get(self._register(_STACK)) or self._other()
         gate = self.gates.get(last.near_branch_target)
         return self.operand(last, 0) if gate is None else self._register(gate)
 
     def run(self, instructions: Sequence[Any]) -> None:
         for instruction, following in pairwise(instructions):
-            action = self._actions.get(instruction.mnemonic)
-            taken = following.ip == instruction.near_branch_target
-            if instruction.mnemonic == self._enters and taken:
+            mnemonic = instruction.mnemonic
+            action = _ACTIONS.get(mnemonic)
+            if mnemonic == _ENTERS and following.ip == instruction.near_branch_target:
                 self._put_on_stack(Value(instruction.next_ip))
             elif action is not None:
-                action(instruction)
+                action(self, instruction)
             elif instruction.is_jcc_short_or_near:
+                taken = following.ip == instruction.near_branch_target
                 self._branch(instruction.condition_code, taken)
-            elif instruction.mnemonic not in self._quiet:
+            elif mnemonic not in _QUIET:
                 self._forget(instruction)
 
     def argument(self, register: int) -> Value:
         """Return the first argument of a call: in 64-bit code of `register`, else on the stack."""
         if self.word == 8:
             return self._register(register)
-        return self.memory.get(self._register(self._stack)) or self._other()
+        return self.memory.get(self._register(_STACK)) or self._other()
 
     def operand(self, instruction: Any, number: int) -> Value:
         kind = instruction.op_kind(number)
-        kinds = iced.OpKind
-        if kind == kinds.REGISTER:
+        if kind == _REGISTER:
             return self._register(instruction.op_register(number))
-        if kind == kinds.MEMORY:
+        if kind == _MEMORY:
             address = self._memory_address(instruction)
-            result = self.memory.get(address)
-            if result is None:
-                size = iced.MemorySizeExt.size(instruction.memory_size)
-                result = Value(0, ((Load(address, size), 1),))
-            return result
-        if kind in (kinds.FAR_BRANCH16, kinds.FAR_BRANCH32):
+            size = iced.MemorySizeExt.size(instruction.memory_size)
+            return self.memory.get(address) or Value(0, ((Load(address, size), 1),))
+        if kind in (iced.OpKind.FAR_BRANCH16, iced.OpKind.FAR_BRANCH32):
             return self._other()
         value = instruction.immediate(number)
         # A number in a sum is signed; a number that is moved may be an address.
-        short = kind == kinds.IMMEDIATE32 and instruction.mnemonic != self._put
+        short = kind == iced.OpKind.IMMEDIATE32 and instruction.mnemonic != _M.MOV
         bits = 32 if short else 64
         return Value(value - (1 << bits) if value >> (bits - 1) else value)
 
     def _register(self, register: Any) -> Value:
-        full = iced.RegisterExt.full_register(register)
-        value = self.registers.get(full)
-        return Value(0, ((Start(full), 1),)) if value is None else value
+        full = _full(register)
+        return self.registers.get(full) or _alone(Start, full)
 
     def _memory_address(self, instruction: Any) -> Value:
         if instruction.is_ip_rel_memory_operand:
@@ -180,29 +172,29 @@ class Path:
         if number >> (8 * self.word - 1):
             number -= 1 << (8 * self.word)
         address = Value(number)
-        if instruction.memory_base:
-            address = address.plus(self._register(instruction.memory_base))
-        if instruction.memory_index:
-            index = self._register(instruction.memory_index)
+        if base := instruction.memory_base:
+            address = address.plus(self._register(base))
+        if index := instruction.memory_index:
+            index = self._register(index)
             address = address.plus(index.times(instruction.memory_index_scale))
         return address if len(address.terms) <= MOST_TERMS else self._other()
 
     def _other(self) -> Value:
         self._other_count += 1
-        return Value(0, ((Other(self._other_count), 1),))
+        return _alone(Other, self._other_count)
 
     def _set(self, instruction: Any, value: Value) -> None:
         if len(value.terms) > MOST_TERMS:
             value = self._other()
-        if instruction.op0_kind == iced.OpKind.REGISTER:
-            self.registers[iced.RegisterExt.full_register(instruction.op0_register)] = value
-        elif instruction.op0_kind == iced.OpKind.MEMORY:
+        if instruction.op0_kind == _REGISTER:
+            self.registers[_full(instruction.op0_register)] = value
+        elif instruction.op0_kind == _MEMORY:
             self.memory[self._memory_address(instruction)] = value
 
     def _move(self, instruction: Any) -> None:
         value = self.operand(instruction, 1)
         bits = 8 * self._size(instruction, 1)
-        if instruction.mnemonic == iced.Mnemonic.MOVZX:
+        if instruction.mnemonic == _M.MOVZX:
             limits = self.limits.get(value.terms[0][0]) if len(value.terms) == 1 else None
             if len(value.terms) != 1 or value.terms[0][1] != 1:
                 value = self._other()
@@ -217,7 +209,7 @@ class Path:
         self._set(instruction, value)
 
     def _size(self, instruction: Any, number: int) -> int:
-        if instruction.op_kind(number) == iced.OpKind.REGISTER:
+        if instruction.op_kind(number) == _REGISTER:
             return int(iced.RegisterExt.size(instruction.op_register(number)))
         return int(iced.MemorySizeExt.size(instruction.memory_size))
 
@@ -263,13 +255,13 @@ class Path:
         self._put_on_stack(self.operand(instruction, 0))
 
     def _put_on_stack(self, value: Value) -> None:
-        self.registers[self._stack] = top = self._register(self._stack).plus(Value(-self.word))
+        self.registers[_STACK] = top = self._register(_STACK).plus(Value(-self.word))
         self.memory[top] = value
 
     def _pop(self, instruction: Any) -> None:
-        top = self._register(self._stack)
+        top = self._register(_STACK)
         self._set(instruction, self.memory.get(top) or self._other())
-        self.registers[self._stack] = top.plus(Value(self.word))
+        self.registers[_STACK] = top.plus(Value(self.word))
 
     def _call(self, instruction: Any) -> None:
         self._compared = None
@@ -279,23 +271,22 @@ class Path:
         elif target in self.thunks:
             self.registers[self.thunks[target]] = Value(behind)
         else:
-            for register in self._lost_in_calls:
+            for register in _LOST[: 9 if self.word == 8 else 3]:
                 self.registers[register] = self._other()
             self.memory = {at: value for at, value in self.memory.items() if self._is_local(at)}
 
     def _is_local(self, address: Value) -> bool:
         """Return whether an address is in the stack frame, which calls do not change."""
-        return all(isinstance(u, Start) and u.register in self._frame for u, _ in address.terms)
+        return all(isinstance(u, Start) and u.register in _FRAME for u, _ in address.terms)
 
     def _forget(self, instruction: Any) -> None:
         if instruction.rflags_modified:
             self._compared = None
-        for used in self._info.info(instruction).used_registers():
+        for used in _INFO.info(instruction).used_registers():
             access, kinds = used.access, iced.OpAccess
             if access not in (kinds.READ, kinds.COND_READ, kinds.NONE, kinds.NO_MEM_ACCESS):
-                full = iced.RegisterExt.full_register(used.register)
-                self.registers[full] = self._other()
-        if instruction.op_count and instruction.op0_kind == iced.OpKind.MEMORY:
+                self.registers[_full(used.register)] = self._other()
+        if instruction.op_count and instruction.op0_kind == _MEMORY:
             self.memory.pop(self._memory_address(instruction), None)
 
     def _borrow(self, instruction: Any) -> None:
@@ -312,9 +303,9 @@ class Path:
             self._compared = low._replace(half="<" if less else ">=")
 
     def _branch(self, condition: Any, taken: bool) -> None:
-        if self._compared is None or condition not in self._relations:
+        if self._compared is None or condition not in _RELATIONS:
             return
-        relation, signed = self._relations[condition]
+        relation, signed = _RELATIONS[condition]
         relation = relation if taken else _NOT[relation]
         value, number, bits, swapped, half = self._compared
         if len(value.terms) != 1 or value.terms[0][1] != 1 or half not in ("", relation):
@@ -330,3 +321,11 @@ class Path:
             # Numbers above one that is near the largest are the negative ones above it.
             low = number + (relation == ">")
             self.limits[unknown] = Limits(moved + low, moved - 1)
+
+
+_ACTIONS: dict[int, Callable[[Path, Any], None]] = {
+    _M.MOV: Path._move, _M.MOVZX: Path._move, _M.MOVSX: Path._move, _M.MOVSXD: Path._move,
+    _M.LEA: Path._address, _M.ADD: Path._add, _M.SUB: Path._subtract, _M.AND: Path._and,
+    _M.CMP: Path._compare, _M.SHL: Path._shift, _M.XOR: Path._xor, _M.PUSH: Path._push,
+    _M.POP: Path._pop, _M.CALL: Path._call, _M.SBB: Path._borrow,
+}  # fmt: skip
