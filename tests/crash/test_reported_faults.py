@@ -20,20 +20,17 @@ from typing import Any
 
 import psutil
 import pytest
-from test_pushed_runs import CHILD, losses, names, recipe, same, slowly, steps
 
 import tokmill
 from crash_stores import write_inputs
 from making import TOKENIZER
 from object_servers import Fault, Proxy
 from tokmill.base import remote
-from tokmill.base.errors import Interrupted, MachineError, TokmillError
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.builds.build import build
 from tokmill.builds.plan import How
 from tokmill.store.publish import push
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.training.runs.checkpoint import check_checkpoint
-from tokmill.training.session import Session
 from toy import cycles, make_store
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -44,16 +41,8 @@ def local(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN / "store-v2", tmp_path / "local"))
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("stores") / "train", cycles(100))
-
-
-@pytest.fixture(scope="module")
-def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole") / "run"
-    tokmill.train(recipe(store), out, quiet=True)
-    return out
+def names(address: str) -> list[str]:
+    return [one.address.removeprefix(f"{address}/") for one in remote.listed(address)]
 
 
 def tokens(place: Path | str) -> str:
@@ -194,84 +183,6 @@ def test_names_that_only_begin_alike(proxy: Proxy, address: str, tmp_path: Path)
         assert found.records == 3 and found.fingerprint == wanted.fingerprint
     one = build("jsonl", f"{address}/data/a b+c%2Ad.jsonl", tmp_path / "one", tokenizer=tokenizer)
     assert one.records == 1 and "%2Ad" in one.text(0)
-
-
-def test_there_is_always_a_whole_checkpoint(
-    proxy: Proxy, address: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """KempnerForge #102, OLMo-core #97: the pointer went ahead, or the old checkpoint was removed,
-    before the new one was there. Looked at before each request that changes something."""
-    slowly(monkeypatch)
-    seen: list[int] = []
-    lock = threading.Lock()
-
-    def fault(method: str, path: str) -> Fault:
-        if method in ("PUT", "POST", "DELETE"):
-            with lock:
-                proxy.fault = lambda method, path: None
-                found = steps(address)
-                seen.append(len(found))
-                for step in found:
-                    where = f"{address}/checkpoints/step-{step:08d}"
-                    state = json.loads(remote.read_whole(f"{where}/state.json"))
-                    there = {name.rpartition("/")[2] for name in names(where)}
-                    assert {*state["files"]} <= there, "a whole checkpoint lacks a file"
-                proxy.fault = fault
-        return None
-
-    proxy.fault = fault
-    tokmill.train(recipe(store, address), tmp_path / "run", quiet=True)
-    proxy.fault = lambda method, path: None
-    first = next(place for place, number in enumerate(seen) if number)
-    assert all(number >= 1 for number in seen[first:]) and len(seen) > 20
-    # pytorch/torchtitan #930: while it was sent, training went on and changed the weights.
-    for step in steps(address):
-        folder = tmp_path / f"run/checkpoints/step-{step:08d}"
-        if folder.exists():
-            assert check_checkpoint(folder).step == step
-            for path in folder.iterdir():
-                name = f"{address}/checkpoints/{folder.name}/{path.name}"
-                assert remote.read_whole(name) == path.read_bytes()
-
-
-def test_lost_again_before_its_own_first_checkpoint(
-    proxy: Proxy,
-    address: str,
-    store: Path,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """UKGovernmentBEIS/inspect_ai #4509: a run that was resumed and lost began from nothing."""
-    stop_at = [6]
-    seen = Session.step
-
-    def step(session: Session, total: int) -> None:
-        seen(session, total)
-        if session.state.step == stop_at[0]:
-            session.stop.signal = "a test"
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, "step", step)
-        with pytest.raises(Interrupted):
-            tokmill.train(recipe(store, address), tmp_path / "first", quiet=True)
-    assert steps(address)[-1] == 6
-    for number in range(2):
-        # Killed as soon as it has taken the checkpoint.
-        out = tmp_path / f"lost{number}"
-        argument = json.dumps(recipe(store, address, checkpoint_every=0))
-        child = subprocess.Popen([sys.executable, "-c", CHILD, argument, str(out)])
-        until = time.monotonic() + 60
-        while not (out / "checkpoints/step-00000006").exists() and child.poll() is None:
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert steps(address)
-    last = tmp_path / "last"
-    tokmill.train(recipe(store, address), last, quiet=True)
-    same(last, whole)
-    assert losses(last, "loss")
 
 
 def test_an_upload_in_parts_whose_end_says_no(proxy: Proxy, address: str, tmp_path: Path) -> None:
