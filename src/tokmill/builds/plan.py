@@ -243,10 +243,6 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     """Bytes that the build and its workers may use together."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
-    executor: str = "auto"
-    """Where shards are made: on this machine (`auto`), or a line of `plugins.EXECUTORS`."""
-    address: str = ""
-    """Address of the cluster of an executor of a plug-in."""
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):

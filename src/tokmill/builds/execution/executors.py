@@ -1,4 +1,4 @@
-"""Where shards are made: in this process, or in a pool of spawned ones (`plugins`: elsewhere)."""
+"""Shards are made in this process, or in a pool of spawned ones."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from ctypes import c_double
 from multiprocessing.sharedctypes import RawValue, Synchronized
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 
-from tokmill import plugins
 from tokmill.base.bounds import resident_bytes
 from tokmill.base.errors import UsageError
 from tokmill.base.files import append_line
@@ -67,40 +66,19 @@ PARENT_BYTES = 120 << 20
 WORKER_BYTES = 260 << 20
 """Memory of the parent and of one worker for text, measured (benchmarks/RESULTS.md), rounded up."""
 
-Made = Generator[tuple[ShardJob, list[Receipt]], None, None]
-Report = Callable[[int], None]
-
 
 class Terms(NamedTuple):
-    """Settings of an executor; none of them changes a byte of the store."""
+    """What the making of shards keeps to; nothing of it changes a byte of the store."""
 
-    workers: int = 1
-    """Shards at a time, at most."""
+    workers: int = 0
+    """Processes, at most; 0: only this one."""
     deadline: c_double = RawValue("d", math.inf)
     """Monotonic seconds at which each worker commits its whole records; a signal may change it."""
     grace: float = 1.0
     """Seconds after the deadline at which workers that have not committed are killed."""
-    report: Report | None = None
+    report: Callable[[int], None] | None = None
     """Called with the input bytes of all items that were read completely, including those of
     unfinished shards."""
-    address: str = ""
-    """Address of a cluster."""
-    say: Callable[[str], None] = print
-    """Called with messages for the user."""
-
-
-class Executor(Protocol):
-    """Makes shards and yields their receipts in the order in which they are finished."""
-
-    def __init__(self, work: Work, terms: Terms) -> None: ...
-
-    def map(self, tasks: Iterable[ShardJob]) -> Made:
-        """Make shards; every task that is taken from `tasks` must be finished."""
-        ...
-
-    def text(self) -> str:
-        """Return text about the workers for the progress line, or ""."""
-        return ""
 
 
 def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
@@ -111,10 +89,7 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
     resources = Resources(engine=amount.engine, block_bytes=BLOCK_BYTES[amount.preset])
     cores = len(os.sched_getaffinity(0))
     workers = amount.workers
-    if workers is None and amount.executor != "auto":
-        # Executors of plug-ins limit this by the cores of their cluster.
-        workers = shards
-    elif workers is None:
+    if workers is None:
         workers = 0 if amount.preset == "memory" or min(cores, shards) < 2 else cores
     workers = min(workers, shards)
     if amount.memory is not None:
@@ -124,83 +99,49 @@ def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
                 hint=f"one worker needs {(PARENT_BYTES + WORKER_BYTES) >> 20} MiB",
             )
         fitting = (amount.memory - PARENT_BYTES) // WORKER_BYTES
-        least = 0 if amount.executor == "auto" else 1
-        workers = min(workers, fitting) if fitting > 1 else min(workers, least)
+        workers = min(workers, fitting) if fitting > 1 else 0
         resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
     # Several workers use all cores anyway; without workers the encoder may use threads.
     return workers, msgspec.structs.replace(resources, threads=workers == 0)
 
 
-def check_executor(amount: Amount) -> None:
-    """Refuse contradicting options, and an executor whose packages are missing.
+def make_shards(
+    work: Work, terms: Terms, tasks: Iterable[ShardJob]
+) -> Generator[tuple[ShardJob, list[Receipt]], None, None]:
+    """Make shards and yield their receipts in the order in which they are finished.
 
-    Raises `UsageError`, `MissingExtraError`.
+    With workers there is always one more task than workers, and every task that is taken is
+    finished. At the deadline each worker commits its whole records; one that is still in a long
+    step when the grace is over is killed.
     """
-    if amount.executor != "auto":
-        plugins.load(plugins.EXECUTORS, amount.executor)
-        if amount.workers == 0:
-            raise UsageError(
-                f"--workers 0 means this process, not {amount.executor}",
-                hint="leave --executor out",
-            )
-    elif amount.address:
-        raise UsageError(
-            "--address is for the cluster of an executor of a plug-in", hint="add --executor NAME"
-        )
+    report, deadline = terms.report, terms.deadline
+    if not terms.workers:
+        done = 0
 
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            if report is not None:
+                report(done)
 
-def executor_of(name: str, work: Work, terms: Terms) -> Executor:
-    if name == "auto":
-        return Pool(work, terms) if terms.workers else Here(work, terms)
-    executor: Executor = plugins.load(plugins.EXECUTORS, name)(work, terms)
-    return executor
-
-
-class Here(Executor):
-    """One shard after the other in this process."""
-
-    def __init__(self, work: Work, terms: Terms) -> None:
-        self.work, self.terms = work, terms
-        self.read = 0
-
-    def map(self, tasks: Iterable[ShardJob]) -> Made:
-        start_worker(self.work, self._count, lambda: self.terms.deadline.value)
+        start_worker(work, count, lambda: deadline.value)
         for task in tasks:
             yield task, make_in_worker(task)
-
-    def _count(self, size: int) -> None:
-        self.read += size
-        if self.terms.report is not None:
-            self.terms.report(self.read)
-
-
-class Pool(Executor):
-    """Several spawned processes; they end when this one ends, in whatever way."""
-
-    def __init__(self, work: Work, terms: Terms) -> None:
-        self.work, self.terms = work, terms
-
-    def map(self, tasks: Iterable[ShardJob]) -> Made:
-        """Make shards; there is always one more task than workers.
-
-        At the deadline each worker commits its whole records. A worker that is still in a long
-        step when the grace is over is killed.
-        """
-        with signals_wait():
-            read = multiprocessing.get_context("spawn").Value("q")
-        report, deadline = self.terms.report, self.terms.deadline
-        yield from in_processes(
-            make_in_worker,
-            tasks,
-            self.terms.workers,
-            start=_start,
-            argument=(self.work, read, deadline),
-            name=lambda task: task.items[0].path,
-            deadline=lambda: deadline.value + self.terms.grace,
-            tick=None if report is None else lambda: report(reached(read)),
-            hint="most often memory ran out: try --preset memory or --memory 1GB; "
-            "run the same command again and it continues",
-        )
+        return
+    with signals_wait():
+        read = multiprocessing.get_context("spawn").Value("q")
+    yield from in_processes(
+        make_in_worker,
+        tasks,
+        terms.workers,
+        start=_start,
+        argument=(work, read, deadline),
+        name=lambda task: task.items[0].path,
+        deadline=lambda: deadline.value + terms.grace,
+        tick=None if report is None else lambda: report(reached(read)),
+        hint="most often memory ran out: try --preset memory or --memory 1GB; "
+        "run the same command again and it continues",
+    )
 
 
 def reached(read: Synchronized[int]) -> int:
