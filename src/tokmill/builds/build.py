@@ -24,11 +24,10 @@ from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_time, live
 from tokmill.base.stop import Stop
 from tokmill.builds import make_shard as make
-from tokmill.builds.execution.executors import Terms, Watch, choose, make_shards
-from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
+from tokmill.builds.finish import PART_WAIT, Rejects, Watch, finish, missing_tasks, stop_early
 from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
-from tokmill.builds.make_shard import ShardJob, planned_work
-from tokmill.builds.plan import BuildRecipe, How, Prepared, folder_of, prepare
+from tokmill.builds.make_shard import ShardJob, Terms, make_shards, planned_work
+from tokmill.builds.plan import BuildRecipe, How, Prepared, choose, folder_of, prepare
 from tokmill.builds.scan import in_words
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan, PlannedItem, Receipt

@@ -13,9 +13,8 @@ from tokmill.base.locks import locked
 from tokmill.base.progress import parse_bytes, parse_seconds
 from tokmill.builds import build as run_module
 from tokmill.builds import plan
-from tokmill.builds.execution.executors import Terms, choose, make_shards
-from tokmill.builds.make_shard import ShardJob, Work
-from tokmill.builds.plan import Amount, How
+from tokmill.builds.make_shard import ShardJob, Terms, Work, make_shards
+from tokmill.builds.plan import Amount, How, choose
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 
@@ -68,7 +67,7 @@ def test_same_bytes_for_any_block_size(
     monkeypatch: pytest.MonkeyPatch,
     block_bytes: int,
 ) -> None:
-    from tokmill.builds.execution.executors import BLOCK_BYTES
+    from tokmill.builds.plan import BLOCK_BYTES
     from tokmill.text import record_blocks as blocks
 
     monkeypatch.setitem(BLOCK_BYTES, "balanced", block_bytes)
