@@ -85,9 +85,6 @@ EXPORTS: dict[str, Part] = {
     ),
 }
 
-EXECUTORS: dict[str, Part] = {}
-"""Where the shards of a build are made besides this machine; examples/plugin-ray adds a cluster."""
-
 MODELS: dict[str, Part] = {
     "decoder": Part(".models.transformers.transformer:Decoder", "train", "causal Transformer"),
     "encoder": Part(

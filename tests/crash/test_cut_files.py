@@ -13,7 +13,7 @@ import pytest
 from making import rec, write_store
 from tokmill.base.bounds import bounded
 from tokmill.base.errors import MachineError, TokmillError
-from tokmill.builds.execution.processes import in_processes
+from tokmill.builds.processes import in_processes
 from tokmill.store.checks.background_check import ShardCheck
 from tokmill.store.schema import Column
 from tokmill.store.store import Store

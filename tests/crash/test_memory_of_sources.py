@@ -30,13 +30,13 @@ RUN = """
 import sys
 from tokmill.bbv.traces import read
 from tokmill.builds import plan
-from tokmill.builds.execution import executors
+from tokmill.builds import plan
 from tokmill.cli import main
 from tokmill.store.shards import column_buffers
 patched = [(plan, "SHARD_BYTES"), (column_buffers, "MOST"), (column_buffers, "MOST_STRINGS")]
 for module, name in (*patched, (read, "PIECE")):
     setattr(module, name, getattr(module, name) // 16)
-executors.BLOCK_BYTES["memory"] //= 16
+plan.BLOCK_BYTES["memory"] //= 16
 if "tsv" in sys.argv:
     from tokmill.text import record_blocks
     from tokmill.text.encoding import encoders

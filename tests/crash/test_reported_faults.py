@@ -8,32 +8,27 @@ import gc
 import hashlib
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from test_pushed_runs import CHILD, losses, names, recipe, same, slowly, steps
 
 import tokmill
 from crash_stores import write_inputs
 from making import TOKENIZER
 from object_servers import Fault, Proxy
 from tokmill.base import remote
-from tokmill.base.errors import Interrupted, MachineError, TokmillError
+from tokmill.base.errors import MachineError, TokmillError
 from tokmill.builds.build import build
 from tokmill.builds.plan import How
 from tokmill.store.publish import push
 from tokmill.text.tokenizers.tokenizer import Tokenizer
-from tokmill.training.runs.checkpoint import check_checkpoint
-from tokmill.training.session import Session
 from toy import cycles, make_store
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -44,16 +39,8 @@ def local(tmp_path: Path) -> Path:
     return Path(shutil.copytree(GOLDEN / "store-v2", tmp_path / "local"))
 
 
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("stores") / "train", cycles(100))
-
-
-@pytest.fixture(scope="module")
-def whole(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("whole") / "run"
-    tokmill.train(recipe(store), out, quiet=True)
-    return out
+def names(address: str) -> list[str]:
+    return [one.address.removeprefix(f"{address}/") for one in remote.listed(address)]
 
 
 def tokens(place: Path | str) -> str:
@@ -87,13 +74,9 @@ print(digest.hexdigest())
 """
 
 
-def test_a_shard_that_another_process_still_reads(
-    proxy: Proxy, address: str, local: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_another_process_still_reads(proxy: Proxy, address: str, local: Path) -> None:
     """litData #846, #452: whoever was fast removed a chunk that a slow worker needed."""
     push(local, address)
-    sizes = sorted(one.bytes for one in tokmill.Store(local).shards)
-    monkeypatch.setenv("TOKMILL_CACHE_LIMIT", str(sizes[-1]))
     proxy.fault = lambda method, path: 0.02
     for direction in ("1", "-1"):
         places = (address, address, address, str(local))
@@ -103,40 +86,6 @@ def test_a_shard_that_another_process_still_reads(
         ]
         assert len({child.communicate(timeout=90)[0] for child in children}) == 1
         assert not any(child.returncode for child in children)
-
-
-def test_a_shard_that_another_process_removes_at_any_time(
-    proxy: Proxy, address: str, local: Path, tmp_path: Path
-) -> None:
-    push(local, address)
-    ended = threading.Event()
-
-    def remove() -> None:
-        while not ended.wait(random.expovariate(2000)):
-            for path in (tmp_path / "cache").rglob("*.safetensors"):
-                path.unlink(missing_ok=True)
-
-    thread = threading.Thread(target=remove)
-    thread.start()
-    try:
-        read = {tokens(address) for _ in range(20)}
-    finally:
-        ended.set()
-        thread.join()
-    assert read == {tokens(local)}
-
-
-def test_the_cache_keeps_its_limit_at_the_end(
-    proxy: Proxy, address: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """litData #533: the last chunk of each worker was never removed."""
-    push(local, address)
-    sizes = sorted(one.bytes for one in tokmill.Store(local).shards)
-    monkeypatch.setenv("TOKMILL_CACHE_LIMIT", str(sizes[-1]))
-    for _ in range(3):
-        assert tokens(address) == tokens(local)
-        there = (tmp_path / "cache").rglob("*.safetensors*")
-        assert sum(path.stat().st_size for path in there) <= sizes[-1]
 
 
 def test_what_a_killed_run_left_in_the_cache(proxy: Proxy, address: str, local: Path) -> None:
@@ -194,84 +143,6 @@ def test_names_that_only_begin_alike(proxy: Proxy, address: str, tmp_path: Path)
         assert found.records == 3 and found.fingerprint == wanted.fingerprint
     one = build("jsonl", f"{address}/data/a b+c%2Ad.jsonl", tmp_path / "one", tokenizer=tokenizer)
     assert one.records == 1 and "%2Ad" in one.text(0)
-
-
-def test_there_is_always_a_whole_checkpoint(
-    proxy: Proxy, address: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """KempnerForge #102, OLMo-core #97: the pointer went ahead, or the old checkpoint was removed,
-    before the new one was there. Looked at before each request that changes something."""
-    slowly(monkeypatch)
-    seen: list[int] = []
-    lock = threading.Lock()
-
-    def fault(method: str, path: str) -> Fault:
-        if method in ("PUT", "POST", "DELETE"):
-            with lock:
-                proxy.fault = lambda method, path: None
-                found = steps(address)
-                seen.append(len(found))
-                for step in found:
-                    where = f"{address}/checkpoints/step-{step:08d}"
-                    state = json.loads(remote.read_whole(f"{where}/state.json"))
-                    there = {name.rpartition("/")[2] for name in names(where)}
-                    assert {*state["files"]} <= there, "a whole checkpoint lacks a file"
-                proxy.fault = fault
-        return None
-
-    proxy.fault = fault
-    tokmill.train(recipe(store, address), tmp_path / "run", quiet=True)
-    proxy.fault = lambda method, path: None
-    first = next(place for place, number in enumerate(seen) if number)
-    assert all(number >= 1 for number in seen[first:]) and len(seen) > 20
-    # pytorch/torchtitan #930: while it was sent, training went on and changed the weights.
-    for step in steps(address):
-        folder = tmp_path / f"run/checkpoints/step-{step:08d}"
-        if folder.exists():
-            assert check_checkpoint(folder).step == step
-            for path in folder.iterdir():
-                name = f"{address}/checkpoints/{folder.name}/{path.name}"
-                assert remote.read_whole(name) == path.read_bytes()
-
-
-def test_lost_again_before_its_own_first_checkpoint(
-    proxy: Proxy,
-    address: str,
-    store: Path,
-    whole: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """UKGovernmentBEIS/inspect_ai #4509: a run that was resumed and lost began from nothing."""
-    stop_at = [6]
-    seen = Session.step
-
-    def step(session: Session, total: int) -> None:
-        seen(session, total)
-        if session.state.step == stop_at[0]:
-            session.stop.signal = "a test"
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Session, "step", step)
-        with pytest.raises(Interrupted):
-            tokmill.train(recipe(store, address), tmp_path / "first", quiet=True)
-    assert steps(address)[-1] == 6
-    for number in range(2):
-        # Killed as soon as it has taken the checkpoint.
-        out = tmp_path / f"lost{number}"
-        argument = json.dumps(recipe(store, address, checkpoint_every=0))
-        child = subprocess.Popen([sys.executable, "-c", CHILD, argument, str(out)])
-        until = time.monotonic() + 60
-        while not (out / "checkpoints/step-00000006").exists() and child.poll() is None:
-            assert time.monotonic() < until
-            time.sleep(0.005)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert steps(address)
-    last = tmp_path / "last"
-    tokmill.train(recipe(store, address), last, quiet=True)
-    same(last, whole)
-    assert losses(last, "loss")
 
 
 def test_an_upload_in_parts_whose_end_says_no(proxy: Proxy, address: str, tmp_path: Path) -> None:

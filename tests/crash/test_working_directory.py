@@ -18,7 +18,7 @@ SOURCES = Path(tokmill.__file__).parent
 STARTED = {
     "bbv/traces/markers.py": {"Popen", "run"},
     "bbv/traces/profile.py": {"run"},
-    "builds/execution/processes.py": {"ProcessPoolExecutor"},
+    "builds/processes.py": {"ProcessPoolExecutor"},
     "base/children/child.py": {"Popen", "Running"},
     "base/children/child_calls.py": {"Child", "Popen", "Running"},
     "cli/inspect_command.py": {"run"},  # minutes: its script runs commands that are tested here

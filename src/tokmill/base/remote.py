@@ -7,7 +7,6 @@ variables, which obstore reads.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import os
@@ -345,20 +344,17 @@ def target_of(address: str) -> str:
     return where
 
 
-def put(address: str, data: bytes | Path, sha256: str, *, replace: bool | str = False) -> bool:
+def put(address: str, data: bytes | Path, sha256: str) -> bool:
     """Write an object where there is none, with its digest; say whether it was written.
 
     Only objects up to 8 MiB are refused by the server if there is one already (`If-None-Match`);
-    of larger ones the caller knows that there is none. `replace`: one that is there is replaced;
-    with an ETag only the one that has it, where the server obeys (`If-Match`).
+    of larger ones the caller knows that there is none.
     """
     obstore, client, key = _client(address)
     size = data.stat().st_size if isinstance(data, Path) else len(data)
     whole = size <= WHOLE
     content = data.read_bytes() if whole and isinstance(data, Path) else data
-    how: dict[str, Any] = {"mode": "overwrite" if replace else "create", "use_multipart": False}
-    if isinstance(replace, str) and replace.startswith('"') and not address.startswith("gs:"):
-        how["mode"] = {"e_tag": replace}
+    how: dict[str, Any] = {"mode": "create", "use_multipart": False}
     if not whole:
         how = {"use_multipart": True, "chunk_size": WHOLE, "max_concurrency": AT_ONCE}
 
@@ -366,28 +362,12 @@ def put(address: str, data: bytes | Path, sha256: str, *, replace: bool | str = 
         try:
             obstore.put(client, key, content, attributes={"sha256": sha256}, **how)
         except Exception as error:
-            if type(error).__name__ in ("AlreadyExistsError", "PreconditionError"):
+            if type(error).__name__ == "AlreadyExistsError":
                 return False
             raise
         return True
 
     return _tried("write", address, call, 0 if whole else size)
-
-
-def delete(address: str) -> None:
-    """Remove an object; one that is not there is fine."""
-    obstore, client, key = _client(address)
-
-    def call() -> None:
-        try:
-            obstore.delete(client, key)
-        except Exception as error:
-            # JuiceFS's gateway removes it, and names no key in its answer.
-            if "invalid DeleteObjects response" not in str(error):
-                raise
-
-    with contextlib.suppress(Absent):
-        _tried("remove", address, call)
 
 
 def digest(facts: Facts) -> str:

@@ -24,11 +24,10 @@ from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_time, live
 from tokmill.base.stop import Stop
 from tokmill.builds import make_shard as make
-from tokmill.builds.execution.executors import Terms, Watch, check_executor, choose, executor_of
-from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
+from tokmill.builds.finish import PART_WAIT, Rejects, Watch, finish, missing_tasks, stop_early
 from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
-from tokmill.builds.make_shard import ShardJob, planned_work
-from tokmill.builds.plan import BuildRecipe, How, Prepared, folder_of, prepare
+from tokmill.builds.make_shard import ShardJob, Terms, make_shards, planned_work
+from tokmill.builds.plan import BuildRecipe, How, Prepared, choose, folder_of, prepare
 from tokmill.builds.scan import in_words
 from tokmill.store import manifest as layout
 from tokmill.store.manifest import Manifest, Plan, PlannedItem, Receipt
@@ -82,7 +81,6 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         # A worker runs the caller's script again before it has work: a traceback would hide this.
         os.write(2, UNGUARDED)
         os._exit(UsageError.exit_code)
-    check_executor(how.amount)
     if not 0 <= how.max_rejects <= 1:
         raise UsageError(f"--max-rejects {how.max_rejects:g} is no share", hint="between 0 and 1")
     out = folder_of(chosen)
@@ -164,9 +162,10 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
     stop = Stop(until_limit, note="" if how.quiet else STOPPING)
     done_before = plan.input_bytes - sum(task.left for task in tasks)
     bar = Progress("build", plan.input_bytes, done=done_before, quiet=how.quiet)
-    terms = terms_of(how, workers, stop, bar, watch)
-    executor = executor_of(how.amount.executor, planned_work(out, plan, resources), terms)
-    bar.extra = lambda: ", ".join(filter(None, (executor.text(), watch.text())))
+    grace = grace_of(limit)
+    terms = Terms(workers, stop.until, grace, lambda read: bar.reach(bar.already + read))
+    work = planned_work(out, plan, resources)
+    bar.extra = watch.text
     begun = {receipt.shard for receipt in receipts}
     rejects = Rejects(out, how.max_rejects, prepared)
     rejects.add(receipts)
@@ -174,7 +173,7 @@ def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
         stopped_at_once(out, watch, swept=bool(workers) and how.part is None),
         stop,
         bar,
-        contextlib.closing(executor.map(until(tasks, stop.until))) as done,
+        contextlib.closing(make_shards(work, terms, until(tasks, stop.until))) as done,
     ):
         for task, new in done:
             if not new:
@@ -230,21 +229,6 @@ def missing(
         tasks.sort(key=lambda task: task.shard)
     # A shard that was cut is completed, under the same name.
     return [receipt for receipt in receipts if receipt.cut is UNSET], tasks
-
-
-def terms_of(how: How, workers: int, stop: Stop, bar: Progress, watch: Watch) -> Terms:
-    """Return what an executor keeps to: processes, the deadline, and whom it tells."""
-
-    def say(text: str) -> None:
-        watch.event("note", text=text)
-        if not how.quiet:
-            print(text, file=sys.stderr)
-
-    def report(read: int) -> None:
-        bar.reach(bar.already + read)
-
-    grace = grace_of(how.limit_seconds)
-    return Terms(workers, stop.until, grace, report, how.amount.address, say)
 
 
 @contextlib.contextmanager

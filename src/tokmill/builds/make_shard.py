@@ -1,12 +1,23 @@
-"""Making one shard: read its items, write the file, then the receipt that commits it."""
+"""Making shards: read the items of one, write the file, then the receipt that commits it.
+
+They are made in this process, or in a pool of spawned ones.
+"""
+
+from __future__ import annotations
 
 import functools
 import hashlib
+import math
+import multiprocessing
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
+from ctypes import c_double
+from multiprocessing.sharedctypes import RawValue, Synchronized
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -22,6 +33,7 @@ from tokmill.base.files import (
     write_file,
 )
 from tokmill.base.remote import Absent, sampled_input, stamp_of
+from tokmill.builds.processes import in_processes, signals_wait
 from tokmill.builds.source import Frozen, Item, Resources, Source, settle_probe
 from tokmill.store.manifest import (
     Cut,
@@ -349,3 +361,82 @@ def make_in_worker(task: ShardJob) -> list[Receipt]:
     source = _source
     folder = Path(work.store) / "shards"
     return make_shard(source, task, work.vocabularies, folder, _deadline, _count)
+
+
+class Terms(NamedTuple):
+    """What the making of shards keeps to; nothing of it changes a byte of the store."""
+
+    workers: int = 0
+    """Processes, at most; 0: only this one."""
+    deadline: c_double = RawValue("d", math.inf)
+    """Monotonic seconds at which each worker commits its whole records; a signal may change it."""
+    grace: float = 1.0
+    """Seconds after the deadline at which workers that have not committed are killed."""
+    report: Callable[[int], None] | None = None
+    """Called with the input bytes of all items that were read completely, including those of
+    unfinished shards."""
+
+
+def make_shards(
+    work: Work, terms: Terms, tasks: Iterable[ShardJob]
+) -> Generator[tuple[ShardJob, list[Receipt]], None, None]:
+    """Make shards and yield their receipts in the order in which they are finished.
+
+    With workers there is always one more task than workers, and every task that is taken is
+    finished. At the deadline each worker commits its whole records; one that is still in a long
+    step when the grace is over is killed.
+    """
+    report, deadline = terms.report, terms.deadline
+    if not terms.workers:
+        done = 0
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            if report is not None:
+                report(done)
+
+        start_worker(work, count, lambda: deadline.value)
+        for task in tasks:
+            yield task, make_in_worker(task)
+        return
+    with signals_wait():
+        read = multiprocessing.get_context("spawn").Value("q")
+    yield from in_processes(
+        make_in_worker,
+        tasks,
+        terms.workers,
+        start=_start,
+        argument=(work, read, deadline),
+        name=lambda task: task.items[0].path,
+        deadline=lambda: deadline.value + terms.grace,
+        tick=None if report is None else lambda: report(reached(read)),
+        hint="most often memory ran out: try --preset memory or --memory 1GB; "
+        "run the same command again and it continues",
+    )
+
+
+def reached(read: Synchronized[int]) -> int:
+    """Return the bytes that workers have counted, without the lock.
+
+    A worker that was killed while it held the lock never releases it.
+    """
+    value: int = read.get_obj().value
+    return value
+
+
+def _start(given: tuple[Work, Synchronized[int], c_double]) -> None:
+    work, read, deadline = given
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        # A signal to the whole group may reach this process before its parent.
+        deadline.value = min(deadline.value, time.monotonic())
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+
+    def count(size: int) -> None:
+        with read.get_lock():
+            read.value += size
+
+    start_worker(work, count, lambda: deadline.value)

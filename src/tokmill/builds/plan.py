@@ -243,10 +243,36 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     """Bytes that the build and its workers may use together."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
-    executor: str = "auto"
-    """Where shards are made: on this machine (`auto`), or a line of `plugins.EXECUTORS`."""
-    address: str = ""
-    """Address of the cluster of an executor of a plug-in."""
+
+
+BLOCK_BYTES = {"memory": 1 << 20, "balanced": 2 << 20, "speed": 8 << 20}
+PARENT_BYTES = 120 << 20
+WORKER_BYTES = 260 << 20
+"""Memory of the parent and of one worker for text, measured (benchmarks/RESULTS.md), rounded up."""
+
+
+def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
+    """Return (workers, resources) for a number of shards; 0 workers: in this process.
+
+    Raises `UsageError` if the memory is too small for one worker.
+    """
+    resources = Resources(engine=amount.engine, block_bytes=BLOCK_BYTES[amount.preset])
+    cores = len(os.sched_getaffinity(0))
+    workers = amount.workers
+    if workers is None:
+        workers = 0 if amount.preset == "memory" or min(cores, shards) < 2 else cores
+    workers = min(workers, shards)
+    if amount.memory is not None:
+        if amount.memory < PARENT_BYTES + WORKER_BYTES:
+            raise UsageError(
+                f"--memory {amount.memory >> 20} MiB is too little",
+                hint=f"one worker needs {(PARENT_BYTES + WORKER_BYTES) >> 20} MiB",
+            )
+        fitting = (amount.memory - PARENT_BYTES) // WORKER_BYTES
+        workers = min(workers, fitting) if fitting > 1 else 0
+        resources = msgspec.structs.replace(resources, block_bytes=1 << 20)
+    # Several workers use all cores anyway; without workers the encoder may use threads.
+    return workers, msgspec.structs.replace(resources, threads=workers == 0)
 
 
 class How(msgspec.Struct, frozen=True, kw_only=True):

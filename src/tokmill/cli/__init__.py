@@ -231,8 +231,10 @@ def _usage(error: Any) -> str:
         if not hint and command in ("tokmill train", "tokmill rl train"):
             # Users of other trainers may try keys of the recipe as options.
             name = option.lstrip("-").replace("-", "_")
-            key = importlib.import_module("tokmill.training.recipe.read_recipe").plain_key(name)
-            hint = key and f"it is a key of the recipe: --set {key}=VALUE"
+            reading = importlib.import_module("tokmill.training.recipe.read_recipe")
+            key = reading.plain_key(name)
+            hint = f"it is a key of the recipe: --set {key}=VALUE" if key else ""
+            hint = hint or reading.OTHER_WAYS.get(name, "")
         if hint:
             return f"there is no option {option}\nhint: {hint}"
     options = (

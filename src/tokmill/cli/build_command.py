@@ -65,10 +65,6 @@ class Running(msgspec.Struct, frozen=True):
     """Largest memory to use, such as 2GB."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     """The encoder of text."""
-    executor: str = "auto"
-    """Where shards are made: auto, here, pool, or of a plug-in."""
-    address: str = ""
-    """Address of the cluster of such a plug-in."""
     part: str = ""
     """i/n: this machine's part of a shared build; auto: that of a task of a Slurm array."""
     push: str = ""
@@ -83,8 +79,7 @@ class Running(msgspec.Struct, frozen=True):
     """Agree to changed or vanished inputs."""
 
     def how(self, quiet: bool) -> How:
-        named = ("workers", "preset", "engine", "executor", "address")
-        amount = {name: getattr(self, name) for name in named}
+        amount = {name: getattr(self, name) for name in ("workers", "preset", "engine")}
         amount["memory"] = parse_bytes(self.memory) if self.memory else None
         return How(
             amount=recipe.convert(Amount, amount, "command line"),

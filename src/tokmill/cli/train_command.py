@@ -31,7 +31,7 @@ from tokmill.training import launch as launching
 from tokmill.training.launch import Launch
 from tokmill.training.recipe.config import DataConfig, RunConfig
 
-SHORT = ("steps", "max_time", "push", "device", "engine", "over_memory")
+SHORT = ("steps", "max_time", "device", "engine", "over_memory")
 """Keys of `run` that have a flag of their own."""
 
 

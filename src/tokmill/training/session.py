@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -49,7 +49,6 @@ from tokmill.training.runs.checkpoint import (
     newest_whole,
     save_checkpoint,
 )
-from tokmill.training.runs.pushed_run import Owner, Pusher, take
 from tokmill.training.runs.run import Run
 from tokmill.training.runs.trackers import (
     METRICS,
@@ -167,9 +166,7 @@ def train(
         make_engine(config.run, config.engine) as engine,
         Stop(until, ends_at_second=place().world == 1) as stop,
         engine.lead(runs.open_run(out, config)),
-        ExitStack() as locks,
     ):
-        owner = own(out, config, engine, stop, locks)
         if engine.world > 1:
             check_shared(out, engine)
         kind: Any = plugins.load(plugins.LOOPS, runs.task_type(config).loop)
@@ -193,26 +190,9 @@ def train(
             runs.begin(out, config, stores, facts, engine.files)
         state = load_checkpoint(newest, engine, config.run.seed, task) if newest else State()
         tracking = open_trackers(out, config, state.step, engine.rank)
-        with Pusher(out, config.run.keep, owner) as pusher, tracking as trackers:
-            Session(config, out, task, loop, engine, state, trackers, stop, quiet, pusher).run()
+        with tracking as trackers:
+            Session(config, out, task, loop, engine, state, trackers, stop, quiet).run()
         return Run(out, state.step, runs.last_metrics(out))
-
-
-def own(
-    out: Path, config: TrainConfig, engine: Engine, stop: Stop, locks: ExitStack
-) -> Owner | None:
-    """Own the run at `run.push` while `locks` is open, and fetch what is newer there.
-
-    Only the first process gets the owner.
-    """
-    if not config.run.push:
-        return None
-    owner = Owner(config.run.push, stop)
-    locks.enter_context(engine.lead(owner))
-    if engine.rank:
-        return None
-    take(out, config)
-    return owner
 
 
 def check_size(
@@ -242,7 +222,6 @@ class Session:
     trackers: list[Tracker]
     stop: Stop
     quiet: bool
-    pusher: Pusher
 
     def run(self) -> None:
         """Do the steps that are left; then write a checkpoint and the final weights."""
@@ -394,9 +373,7 @@ class Session:
         if self.saved != self.state.step:
             self.state.seconds = self.meter.seconds
             with self.meter.aside():
-                keep, spared = self.config.run.keep, self.pusher.held()
-                new = save_checkpoint(self.out, self.engine, self.state, keep, self.task, spared)
-                self.pusher.push(new)
+                save_checkpoint(self.out, self.engine, self.state, self.config.run.keep, self.task)
             self.saved = self.state.step
 
     def interrupt(self) -> None:

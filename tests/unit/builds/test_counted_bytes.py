@@ -7,7 +7,7 @@ import os
 import signal
 from multiprocessing.sharedctypes import Synchronized
 
-from tokmill.builds.execution.executors import reached
+from tokmill.builds.make_shard import reached
 
 
 def _die_while_counting(read: Synchronized[int]) -> None:

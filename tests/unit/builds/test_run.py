@@ -13,9 +13,8 @@ from tokmill.base.locks import locked
 from tokmill.base.progress import parse_bytes, parse_seconds
 from tokmill.builds import build as run_module
 from tokmill.builds import plan
-from tokmill.builds.execution.executors import Here, Pool, Terms, choose
-from tokmill.builds.make_shard import ShardJob, Work
-from tokmill.builds.plan import Amount, How
+from tokmill.builds.make_shard import ShardJob, Terms, Work, make_shards
+from tokmill.builds.plan import Amount, How, choose
 from tokmill.store.checks.validate import validate
 from tokmill.store.store import Store
 
@@ -68,7 +67,7 @@ def test_same_bytes_for_any_block_size(
     monkeypatch: pytest.MonkeyPatch,
     block_bytes: int,
 ) -> None:
-    from tokmill.builds.execution.executors import BLOCK_BYTES
+    from tokmill.builds.plan import BLOCK_BYTES
     from tokmill.text import record_blocks as blocks
 
     monkeypatch.setitem(BLOCK_BYTES, "balanced", block_bytes)
@@ -275,10 +274,10 @@ def test_executors_tell_of_items_before_their_shard_is_done(
     task = max(tasks, key=lambda task: len(task.items))
     sizes = list(itertools.accumulate(item.size for item in task.items))
     told: list[int] = []
-    list(Here(work, Terms(report=told.append)).map(iter([task])))
+    list(make_shards(work, Terms(report=told.append), iter([task])))
     assert told == sizes and len(sizes) > 1
     told.clear()
-    list(Pool(work, Terms(2, report=told.append)).map(iter(tasks)))
+    list(make_shards(work, Terms(2, report=told.append), iter(tasks)))
     assert told == sorted(told) and told[-1] == sum(task.size for task in tasks)
 
 

@@ -20,7 +20,7 @@ from tokmill import plugins
 from tokmill.bbv.traces import read as bbv_read
 from tokmill.builds import build as run
 from tokmill.builds import make_shard as make
-from tokmill.builds.execution import executors
+from tokmill.builds import plan
 from tokmill.builds.mining import name_columns
 from tokmill.builds.plan import How
 from tokmill.builds.selection import minhash as repeats
@@ -59,7 +59,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bbv_read, "CHUNK", 500)
     monkeypatch.setattr(bbv_read, "PIECE", 20)
     monkeypatch.setattr(mlir_source, "CHUNK", 1)
-    monkeypatch.setitem(executors.BLOCK_BYTES, "balanced", 1000)
+    monkeypatch.setitem(plan.BLOCK_BYTES, "balanced", 1000)
 
 
 class Case(NamedTuple):

@@ -52,3 +52,15 @@ def test_a_run_is_opened_and_tells_its_history(tmp_path: Path) -> None:
     assert [*Run(run.path).history()] == ["step"]
     with pytest.raises(TokmillError, match="holds no run"):
         Run(store)
+
+
+def test_a_run_that_was_pushed_is_continued(tmp_path: Path) -> None:
+    """Its recipe has a key that is there no more."""
+    store, out = make_store(tmp_path / "store", cycles(20)), tmp_path / "run"
+    tokmill.train(recipe(store, 2), out, quiet=True)
+    before = json.loads((out / "recipe.json").read_text())
+    before["run"]["push"] = "s3://bucket/run"
+    (out / "recipe.json").write_text(json.dumps(before))
+    assert Run(out).step == 2
+    assert tokmill.train(None, out, options={"run": {"steps": 3}}, quiet=True).step == 3
+    assert "push" not in json.loads((out / "recipe.json").read_text())["run"]

@@ -123,9 +123,6 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Peak of the device in operations a second, for MFU; 0: no MFU is reported."""
     max_time: str = ""
     """Time after which the run saves a checkpoint and stops, such as 90s, 10m or 2h."""
-    push: str = ""
-    """Address at which checkpoints are kept too, such as s3://BUCKET/RUN. A new folder begins with
-    the newest one there."""
     prefetch: Annotated[int, Meta(ge=1, le=10_000)] = 2
     """Batches that are made ahead."""
     over_memory: bool = False

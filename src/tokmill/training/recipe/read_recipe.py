@@ -35,7 +35,7 @@ FREE = {
     "data.train", "data.val", "data.verify", "run.device", "run.log_every", "run.eval_every",
     "run.eval_rows", "run.checkpoint_every", "run.keep", "run.max_time", "run.prefetch",
     "run.best", "run.track", "run.peak_flops", "run.recompute", "run.engine", "run.over_memory",
-    "run.push", "run.compile",
+    "run.compile",
 }  # fmt: skip
 """Keys that may change when a run is continued, because they do not decide the weights. The content
 of `data.train` is checked by its fingerprint; another device changes only rounding, and is
@@ -158,7 +158,11 @@ def over(
 
 
 def read_recipe(run: Path) -> dict[str, Any]:
-    return read_json(run / RECIPE, dict[str, Any])
+    value: dict[str, Any] = read_json(run / RECIPE, dict[str, Any])
+    if isinstance(value.get("run"), dict):
+        # Runs of November 2026 have this key.
+        value["run"].pop("push", None)
+    return value
 
 
 def run_of(place: Path) -> Path | None:
@@ -218,6 +222,7 @@ OTHER_WAYS = {
     "gradient_accumulation_steps": "data.batch is the whole batch; run.micro_tokens is the most "
     "that one forward takes, and the rest follows",
     "dtype": "--set run.precision=bf16",
+    "push": "a copy of RUN made at any time, such as by `aws s3 sync`, can be continued elsewhere",
     **dict.fromkeys(
         ["warmup_ratio", "warmup_proportion"],
         "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",

@@ -16,7 +16,6 @@ import secrets
 import shutil
 import sys
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -106,17 +105,12 @@ def run_id(run: Path) -> str:
 
 
 def save_checkpoint(
-    run: Path,
-    engine: Engine,
-    state: State,
-    keep: int,
-    task: Task | None = None,
-    spared: Collection[Path] = (),
+    run: Path, engine: Engine, state: State, keep: int, task: Task | None = None
 ) -> Path:
     """Write the checkpoint of a state, drop all but the newest `keep`, and return its folder.
 
-    `task`: its `extra_state` is written too. `spared`: checkpoints that are not dropped. Every
-    process calls this, and they wait for each other twice.
+    `task`: its `extra_state` is written too. Every process calls this, and they wait for each
+    other twice.
     """
     folder = make_folder(run / FOLDER)
     target = folder / f"step-{state.step:08d}"
@@ -151,14 +145,9 @@ def save_checkpoint(
         raise
     if engine.rank == 0:
         replace(private, target)
-        drop_old(run, keep, spared)
-    return target
-
-
-def drop_old(run: Path, keep: int, spared: Collection[Path] = ()) -> None:
-    for old in checkpoints(run)[:-keep]:
-        if old not in spared:
+        for old in checkpoints(run)[:-keep]:
             discard(old)
+    return target
 
 
 def replace(private: Path, target: Path) -> None:

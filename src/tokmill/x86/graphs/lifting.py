@@ -29,7 +29,7 @@ from tokmill.base.files import (
     sha256_file,
 )
 from tokmill.base.progress import Progress, human_count
-from tokmill.builds.execution.processes import in_processes
+from tokmill.builds.processes import in_processes
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, read_graph, write_graph
