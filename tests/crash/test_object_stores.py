@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,6 @@ from tokmill.base import remote
 from tokmill.base.errors import MachineError, MissingExtraError, TokmillError, UsageError
 from tokmill.base.files import sha256_file
 from tokmill.builds.build import build
-from tokmill.store import remote_store
 from tokmill.store.checks.validate import validate
 from tokmill.store.publish import pull, push
 from tokmill.store.remote_store import check_space
@@ -297,14 +297,19 @@ def test_errors_name_the_address(
 def test_a_training_on_an_address(
     proxy: Proxy, address: str, local: Path, tokmill: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Weights are equal to the bit."""
+    """Weights are equal to the bit; a cache that is too small is said before the first step."""
     push(local, address)
     keys = ["model.layers=1", "model.dim=32", "task.length=16", "data.batch=2", "steps=6"]
     sets = [word for key in keys for word in ("--set", key)]
-    tokmill("train", address, "-o", "a", *sets)
-    tokmill("train", local, "-o", "b", *sets)
+    small = {"TOKMILL_CACHE_LIMIT": "5KB"}
+    told = tokmill("train", address, "-o", "none", *sets, env=small, code=2).stderr
+    assert re.search(r"take [\d.]+ KB of the cache, and TOKMILL_CACHE_LIMIT is 5.0 KB", told)
+    more = [*sets, "--set", "data.shards=1"]
+    tokmill("train", address, "-o", "a", *more, env=small)
+    tokmill("train", local, "-o", "b", *more)
     a, b = (tmp_path / run / "model/model.safetensors" for run in "ab")
     assert a.read_bytes() == b.read_bytes()
+    assert sum(p.stat().st_size for p in (tmp_path / "cache").rglob("*.safetensors")) <= 5000
 
 
 def test_a_forked_process_is_refused(proxy: Proxy, address: str, local: Path) -> None:
@@ -321,17 +326,28 @@ def test_a_forked_process_is_refused(proxy: Proxy, address: str, local: Path) ->
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_disk_without_room_is_said(
-    proxy: Proxy, address: str, local: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_cache_has_a_limit(
+    proxy: Proxy, address: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(local, address)
+    sizes = sorted(entry.bytes for entry in tokmill.Store(local).shards)
+    limit = sizes[-1] + sizes[-2] - 1
+    monkeypatch.setenv("TOKMILL_CACHE_LIMIT", str(limit))
+    own = tmp_path / "cache/stores/mine/shards/0b71db1a236691d89b9f0eb8.safetensors"
+    own.parent.mkdir(parents=True)
+    own.write_bytes(b"x" * sizes[-1])
     store = tokmill.Store(address)
-    monkeypatch.setattr(remote_store, "SPARE", 1 << 60)
-    with pytest.raises(UsageError, match="the shards to fetch take .* of the cache, and its disk"):
-        check_space([(store.remote, store.shards)])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="take .* of the cache, and TOKMILL_CACHE_LIMIT is"):
+        check_space([(store.remote, store.shards)], 0)  # type: ignore[list-item]
+    own.unlink()
     for number in range(len(store)):
         assert np.array_equal(store[number]["token"], tokmill.Store(local)[number]["token"])
-    check_space([(store.remote, store.shards)])  # type: ignore[list-item]
+        used = sum(p.stat().st_size for p in (tmp_path / "cache").rglob("*.safetensors"))
+        assert used <= limit
+    # What a process has mapped stays readable, also after another process needed its room.
+    held = [store.shard(0)["token"].copy(), store.shard(0)["token"]]
+    same_batches(tokmill.Store(local), tokmill.Store(address))
+    assert np.array_equal(*held)
 
 
 def test_the_shards_of_a_step(proxy: Proxy, address: str, local: Path) -> None:

@@ -8,10 +8,12 @@ import gc
 import hashlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -74,9 +76,13 @@ print(digest.hexdigest())
 """
 
 
-def test_a_shard_that_another_process_still_reads(proxy: Proxy, address: str, local: Path) -> None:
+def test_a_shard_that_another_process_still_reads(
+    proxy: Proxy, address: str, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """litData #846, #452: whoever was fast removed a chunk that a slow worker needed."""
     push(local, address)
+    sizes = sorted(one.bytes for one in tokmill.Store(local).shards)
+    monkeypatch.setenv("TOKMILL_CACHE_LIMIT", str(sizes[-1]))
     proxy.fault = lambda method, path: 0.02
     for direction in ("1", "-1"):
         places = (address, address, address, str(local))
@@ -86,6 +92,40 @@ def test_a_shard_that_another_process_still_reads(proxy: Proxy, address: str, lo
         ]
         assert len({child.communicate(timeout=90)[0] for child in children}) == 1
         assert not any(child.returncode for child in children)
+
+
+def test_a_shard_that_another_process_removes_at_any_time(
+    proxy: Proxy, address: str, local: Path, tmp_path: Path
+) -> None:
+    push(local, address)
+    ended = threading.Event()
+
+    def remove() -> None:
+        while not ended.wait(random.expovariate(2000)):
+            for path in (tmp_path / "cache").rglob("*.safetensors"):
+                path.unlink(missing_ok=True)
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    try:
+        read = {tokens(address) for _ in range(20)}
+    finally:
+        ended.set()
+        thread.join()
+    assert read == {tokens(local)}
+
+
+def test_the_cache_keeps_its_limit_at_the_end(
+    proxy: Proxy, address: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """litData #533: the last chunk of each worker was never removed."""
+    push(local, address)
+    sizes = sorted(one.bytes for one in tokmill.Store(local).shards)
+    monkeypatch.setenv("TOKMILL_CACHE_LIMIT", str(sizes[-1]))
+    for _ in range(3):
+        assert tokens(address) == tokens(local)
+        there = (tmp_path / "cache").rglob("*.safetensors*")
+        assert sum(path.stat().st_size for path in there) <= sizes[-1]
 
 
 def test_what_a_killed_run_left_in_the_cache(proxy: Proxy, address: str, local: Path) -> None:

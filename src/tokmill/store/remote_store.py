@@ -8,10 +8,12 @@ manifest when they are fetched, and when a process uses them first.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -36,7 +38,7 @@ from tokmill.base.files import (
 )
 from tokmill.base.headers import refused, tensor_header
 from tokmill.base.locks import locked
-from tokmill.base.progress import human_bytes
+from tokmill.base.progress import human_bytes, parse_bytes
 from tokmill.base.remote import Absent, Changed, Facts, at_once, chunks, head, listed
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import probe_digest, probe_path
@@ -44,8 +46,8 @@ from tokmill.store.manifest import Manifest, Plan, Receipt, ShardEntry
 from tokmill.store.schema import Array
 from tokmill.store.shards.shard import Shard
 
-FOLDER = "TOKMILL_CACHE"
-"""Environment variable: the folder of the cache."""
+FOLDER, LIMIT = "TOKMILL_CACHE", "TOKMILL_CACHE_LIMIT"
+"""Environment variables: the folder of the cache, and the bytes that its shards may take."""
 FILES = re.compile(
     r"(?P<overlay>overlays/[A-Za-z0-9][A-Za-z0-9._-]*/)?"
     r"((?P<index>plan\.json|inputs\.jsonl|projection\.json|vocab/[^/.][^/]*|"
@@ -68,6 +70,11 @@ class Note(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def cache_folder() -> Path:
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "tokmill")
     return Path(os.environ.get(FOLDER) or os.path.expanduser(default)).absolute()
+
+
+def cache_limit() -> int:
+    """Return the bytes that the shards of the cache may take; 0: no limit."""
+    return parse_bytes(os.environ.get(LIMIT) or "0")
 
 
 def files_at(address: str, manifest: Manifest) -> dict[str, Facts]:
@@ -209,15 +216,26 @@ class Remote:
             try:
                 remove_leftovers(path.parent, path.name)
                 if not self._is_good(path, entry):
+                    evict_shards(entry.bytes)
                     fetch_shard(self.address, path, entry)
-                    self._checked[entry.name] = stamp(path.stat())[:3]
+                    with contextlib.suppress(FileNotFoundError):
+                        self._checked[entry.name] = stamp(path.stat())[:3]
             finally:
                 remove(lock)
         return path
 
     def shard(self, entry: ShardEntry) -> Shard:
         """Return a shard, mapped; see `file`."""
-        return Shard(self.file(entry))
+        for _ in range(8):
+            path = self.file(entry)
+            try:
+                return Shard(path)
+            except MachineError as error:
+                # Another process may have removed it, to make room. Once mapped, it stays readable.
+                if not isinstance(error.__cause__, FileNotFoundError):
+                    raise
+        what = "other processes remove the shards of the cache as soon as they are fetched"
+        raise MachineError(what, where=str(self.folder), hint=f"raise {LIMIT}")
 
     def _is_good(self, path: Path, entry: ShardEntry) -> bool:
         try:
@@ -229,6 +247,8 @@ class Remote:
                     return False
                 if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
                     return False
+                # When it was opened last; the time of its content, by which it is known, stays.
+                os.utime(file.fileno(), ns=(time.time_ns(), now[1]))
                 self._checked[entry.name] = now
                 return True
         except MachineError as error:
@@ -280,17 +300,66 @@ class Remote:
         return self._path(entry).exists()
 
 
-def check_space(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]]) -> None:
-    """Refuse a run whose shards have no room in the cache."""
-    need = sum(e.bytes for one, entries in stores for e in entries if not one.is_here(e))
-    cache = make_folder(cache_folder())
-    if need and need + SPARE > (free := shutil.disk_usage(cache).free):
-        raise UsageError(
-            f"the shards to fetch take {human_bytes(need)} of the cache, and its disk has "
-            f"{human_bytes(free)} free",
+def evict_shards(size: int) -> None:
+    """Remove the shards of the cache that were opened longest ago, until there is room.
+
+    What a process has mapped stays readable for it. What other processes are fetching may exceed
+    the limit. Raises `MachineError` if a shard is above the limit, or the disk has no room.
+    """
+    limit, cache = cache_limit(), cache_folder()
+    used = sorted(_shards_of(cache))
+    short = over = size + SPARE - shutil.disk_usage(cache).free
+    if limit:
+        over = max(over, size + sum(each for _, each, _ in used) - limit)
+    here = [(path, each) for _, each, path in used if layout.SHARD_FILE.fullmatch(path.name)]
+    if short > sum(each for _, each in here) or 0 < limit < size:
+        why = f"{LIMIT} is {human_bytes(limit)}" if 0 < limit < size else "its disk is full"
+        raise MachineError(
+            f"the cache has no room for {human_bytes(size)}: {why}",
             where=str(cache),
-            hint=f"remove stores of the cache, or set {FOLDER} to a folder of a larger disk",
+            hint=f"raise {LIMIT}, free some space, or set {FOLDER} to a folder of a larger disk",
         )
+    for path, each in here:
+        if over > 0:
+            remove(path)
+            over -= each
+
+
+def check_space(stores: Iterable[tuple[Remote, Sequence[ShardEntry]]], at_a_time: int) -> None:
+    """Refuse a run whose shards have no room; `at_a_time`: of each store, 0 for all.
+
+    One group of shards is read while the next one is fetched, so two of them need room.
+    """
+    need = here = 0
+    for one, entries in stores:
+        largest = sorted(entries, key=lambda entry: -entry.bytes)
+        chosen = largest[: 2 * at_a_time or None]
+        need += sum(entry.bytes for entry in chosen)
+        here += sum(entry.bytes for entry in chosen if one.is_here(entry))
+    if not need:
+        return
+    limit, cache = cache_limit(), make_folder(cache_folder())
+    free = shutil.disk_usage(cache).free
+    if (limit and need > limit) or need - here + SPARE > free:
+        why = f"its disk has {human_bytes(free)} free"
+        if limit and need > limit:
+            why = f"{LIMIT} is {human_bytes(limit)}"
+        raise UsageError(
+            f"the shards that are read at a time take {human_bytes(need)} of the cache, and {why}",
+            where=str(cache),
+            hint=f"--set data.shards=4 reads few shards at a time; or raise {LIMIT}, or set "
+            f"{FOLDER} to a folder of a larger disk",
+        )
+
+
+def _shards_of(cache: Path) -> Iterator[tuple[int, int, Path]]:
+    """Yield (time, bytes, path) of the shards in the cache, and of those that are fetched now."""
+    for pattern in ("stores/*/", "stores/*/overlays/*/"):
+        for path in cache.glob(f"{pattern}shards/*.safetensors*"):
+            with contextlib.suppress(FileNotFoundError):
+                facts = path.stat()
+                if (path.parent.parent / layout.NOTE).is_file():
+                    yield facts.st_atime_ns, facts.st_size, path
 
 
 def remote_at(path: Path | str) -> Remote | None:

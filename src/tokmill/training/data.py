@@ -46,7 +46,7 @@ def open_stores(config: DataConfig) -> list[Store]:
     if remote := [(one.remote, one.shards) for one in parts if one.remote is not None]:
         from tokmill.store.remote_store import check_space
 
-        check_space(remote)
+        check_space(remote, config.shards)
     return stores
 
 
@@ -206,7 +206,7 @@ class Loader:
         self._micro_tokens, self._device, self._ahead = micro_tokens, device, ahead
 
     def __enter__(self) -> Loader:
-        self._ended = Event()
+        self._ended, self._at = Event(), self._steps.start
         if any(store.remote is not None for store in self._feed.stores):
             Thread(target=self._fetch_ahead, name="tokmill-fetch", daemon=True).start()
         self._batches = prefetch(self._make(), self._ahead)
@@ -219,17 +219,24 @@ class Loader:
     def _fetch_ahead(self) -> None:
         """Fetch the shards of stores at addresses in the order in which the steps need them.
 
-        An error is left to who needs the shard.
+        With a limit of the cache, as far ahead as a third of it has room for. An error is left to
+        who needs the shard.
         """
-        fetched = set[tuple[Store, int]]()
+        from tokmill.store.remote_store import cache_limit
+
+        most, last = cache_limit() // 3 or math.inf, dict[tuple[Store, int], int]()
         total = sum(len(store.shards) for store in self._feed.stores)
         for step in self._steps:
             for store, number in self._feed.shards_of(step, self._rank, self._world):
                 if store.remote is not None:
                     with suppress(TokmillError):
                         store.remote.file(store.shards[number])
-                fetched.add((store, number))
-            if self._ended.is_set() or len(fetched) == total:
+                last[store, number] = step
+            while sum(
+                s.shards[n].bytes for (s, n), at in last.items() if at > self._at
+            ) > most and not self._ended.wait(0.1):
+                pass
+            if self._ended.is_set() or (len(last) == total and most == math.inf):
                 return
 
     def next(self) -> tuple[list[Micro], int]:
@@ -238,6 +245,7 @@ class Loader:
 
     def _make(self) -> Iterator[tuple[list[Micro], int]]:
         for step in self._steps:
+            self._at = step
             batch = self._task.prepare(self._feed.batch(step, self._rank, self._world))
             parts = micro_batches(batch, self._micro_tokens)
             yield [to_micro(part, self._device) for part in parts], self._task.count(batch)
