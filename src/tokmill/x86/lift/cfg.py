@@ -14,11 +14,21 @@ from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.image import Program, distinct, member
 from tokmill.x86.image.program import open_program
-from tokmill.x86.lift import reach, starts
+from tokmill.x86.lift import reach
 from tokmill.x86.lift.assign_functions import assemble
 from tokmill.x86.lift.blocks import Blocks
 from tokmill.x86.lift.findings import Findings
 from tokmill.x86.lift.reach import Ways
+from tokmill.x86.lift.starts import (
+    gap_starts,
+    hidden_starts,
+    pointed_starts,
+    range_gaps,
+    silent_gaps,
+    tail_starts,
+    taken_starts,
+    trapped_starts,
+)
 
 VERSION = 13
 """Raised when the graph of some program changes."""
@@ -147,24 +157,24 @@ class Lifter:
 
     def _range_gaps(self) -> bool:
         """Add unreached code in known ranges: it belongs to their functions."""
-        return self._add_roots(starts.range_gaps(self.findings.ways, self.findings.ranges))
+        return self._add_roots(range_gaps(self.findings.ways, self.findings.ranges))
 
     def _unnamed(self) -> bool:
         findings = self.findings
-        hidden = starts.hidden_starts(findings)
+        hidden = hidden_starts(findings)
         if len(hidden):
             findings.instructions.decode(hidden)
             self._settle()
             self._renew()
             return True
         functions = findings.functions()
-        for name in ("trapped", "taken", "tail", "pointed"):
-            if self._add_starts(getattr(starts, f"{name}_starts")(findings, functions)):
+        for search in (trapped_starts, taken_starts, tail_starts, pointed_starts):
+            if self._add_starts(search(findings, functions)):
                 return True
-        while self._add_roots(starts.silent_gaps(findings, functions)):
+        while self._add_roots(silent_gaps(findings, functions)):
             self._follow()
-        return self._add_starts(starts.gap_starts(findings, functions)) or self._add_starts(
-            starts.pointed_starts(findings, functions, doubtful=True)
+        return self._add_starts(gap_starts(findings, functions)) or self._add_starts(
+            pointed_starts(findings, functions, doubtful=True)
         )
 
     def _add_starts(self, offsets: Array) -> bool:
