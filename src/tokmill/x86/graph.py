@@ -1,6 +1,7 @@
 """The control flow of one program as columns: lifters make it, and all later steps read it."""
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -149,6 +150,19 @@ class Graph:
         for name in ("block_strings", "block_constants"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.block_address) + 1, np.int64))
+
+    def portions(self, most: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of functions with up to so many instructions, or of one function."""
+        ends = self.block_instructions[self.function_blocks[1:]]
+        first = 0
+        while True:
+            done = int(ends[first - 1]) if first else 0
+            last = max(int(np.searchsorted(ends, done + most, side="right")), first + 1)
+            last = min(last, len(ends))
+            yield first, last
+            if last == len(ends):
+                return
+            first = last
 
 
 class BlockPlaces:

@@ -118,27 +118,23 @@ def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
 
 
 def back_edges(flow: Flow) -> list[int]:
-    """Return the blocks to which edges lead back, one for each edge.
-
-    A depth-first search from the beginning of each function is on its way from such a block.
-    """
+    """Return the block to which each edge leads back, in a depth-first search of each function."""
     bounds, target = memoryview(flow.first), memoryview(flow.target)
-    on_path, left = bytearray(len(bounds)), bytearray(len(bounds))
+    on_path, seen = bytearray(len(bounds)), bytearray(len(bounds))
     found = []
     for root in range(len(bounds) - 1):
-        path = [] if left[root] else [(root, iter(target[bounds[root] : bounds[root + 1]]))]
+        path = [] if seen[root] else [(root, iter(target[bounds[root] : bounds[root + 1]]))]
         while path:
             block, ways = path[-1]
-            on_path[block] = 1
+            on_path[block] = seen[block] = 1
             for other in ways:
                 if on_path[other]:
                     found.append(other)
-                elif not left[other]:
+                elif not seen[other]:
                     path.append((other, iter(target[bounds[other] : bounds[other + 1]])))
                     break
             else:
-                path.pop()
-                on_path[block], left[block] = 0, 1
+                on_path[path.pop()[0]] = 0
     return found
 
 
