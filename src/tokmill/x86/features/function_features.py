@@ -119,7 +119,7 @@ def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
 
 def back_edges(flow: Flow) -> list[int]:
     """Return the block to which each edge leads back, in a depth-first search of each function."""
-    bounds, target = memoryview(flow.first), memoryview(flow.target)
+    bounds, target = flow.first.data, flow.target.data
     on_path, seen = bytearray(len(bounds)), bytearray(len(bounds))
     found = []
     for root in range(len(bounds) - 1):
