@@ -260,11 +260,12 @@ def check_graph(graph: Graph, path: Path | None, whole: bool = True) -> None:
     assert (graph.function_address[1:] > graph.function_address[:-1]).all()
     assert graph.function_address.all(), "0 means nowhere"
     owner = np.repeat(np.arange(functions), np.diff(graph.function_blocks))
-    # Sorted by address under each function, each once, the function's own beginning among them.
+    # Under each function its beginning, what lies behind it, what lies before it: each once.
     pairs = list(zip(owner.tolist(), graph.block_address.tolist(), strict=True))
-    assert pairs == sorted(set(pairs))
+    begins = graph.function_address.tolist()
     known = set(pairs)
-    assert all((i, address) in known for i, address in enumerate(graph.function_address.tolist()))
+    assert pairs == sorted(known, key=lambda one: (one[0], one[1] < begins[one[0]], one[1]))
+    assert graph.block_address[graph.function_blocks[:-1]].tolist() == begins
     if blocks:
         _check_instructions(graph)
     strange = _check_edges(graph, owner, known)
@@ -277,7 +278,9 @@ def overlapping(graph: Graph) -> int:
     """Return how many blocks reach into the next one of their function."""
     owner = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
     end = graph.block_address + np.diff(graph.block_bytes).astype(np.uint64)
-    return int(((owner[1:] == owner[:-1]) & (end[:-1] > graph.block_address[1:])).sum())
+    begin = graph.block_address
+    inside = (owner[1:] == owner[:-1]) & (begin[1:] > begin[:-1])
+    return int((inside & (end[:-1] > begin[1:])).sum())
 
 
 def _check_instructions(graph: Graph) -> None:

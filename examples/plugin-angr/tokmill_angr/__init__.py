@@ -26,7 +26,7 @@ from tokmill.x86.image.program import open_program
 if TYPE_CHECKING:
     from iced_x86 import Instruction
 
-VERSION = 1
+VERSION = 2
 """Raised when the graph of some program changes."""
 PYTHON = "TOKMILL_ANGR_PYTHON"
 CHILD = Path(__file__).with_name("child.py")
@@ -134,7 +134,9 @@ def graph_of(answer: Answer, program: Program) -> Graph:
     ]
     place = {number: i for i, number in enumerate(order)}
     kept = [block for block in answer.blocks if block[0] in place]
-    blocks = sorted(kept, key=lambda block: (place[block[0]], block[1]))
+    entry = [address for address, _ in answer.functions]
+    # From the entry on, then what lies before it.
+    blocks = sorted(kept, key=lambda one: (place[one[0]], one[1] < entry[one[0]], one[1]))
     decoder = plugins.require("iced_x86").Decoder
     lengths: list[int] = []
     count, edge_count, calls = [], [], {}

@@ -1,6 +1,7 @@
 """The control flow of one program as columns: lifters make it, and all later steps read it."""
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -50,7 +51,8 @@ class Graph:
     function_name: list[str]
     """(F), raw symbol name; "" if there is none (writers show `sub_401000`)."""
     function_blocks: Array
-    """(F + 1,) i8: blocks of function i are [i] to [i + 1], sorted by address."""
+    """(F + 1,) i8: blocks of function i are [i] to [i + 1]: from its address on, then those at
+    lower addresses, where compilers put rare code; both ascending."""
     block_address: Array
     """(B,) u8."""
     block_bytes: Array
@@ -149,6 +151,19 @@ class Graph:
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.block_address) + 1, np.int64))
 
+    def portions(self, most: int) -> Iterator[tuple[int, int]]:
+        """Yield ranges of functions with up to so many instructions, or of one function."""
+        ends = self.block_instructions[self.function_blocks[1:]]
+        first = 0
+        while True:
+            done = int(ends[first - 1]) if first else 0
+            last = max(int(np.searchsorted(ends, done + most, side="right")), first + 1)
+            last = min(last, len(ends))
+            yield first, last
+            if last == len(ends):
+                return
+            first = last
+
 
 class BlockPlaces:
     """Finds the blocks of functions by their addresses: several functions may share an address."""
@@ -157,8 +172,9 @@ class BlockPlaces:
         self.function = owners(graph.function_blocks)
         """(B,) i8, the function of each block."""
         self.addresses, rank = numbered(graph.block_address)
-        # Ascending, because blocks are ordered by function, and by address within it.
-        self.keys = self._key(self.function, rank)
+        key = self._key(self.function, rank)
+        order = np.argsort(key, kind="stable")
+        self.keys, self.order = key[order], np.append(order, 0)
 
     def _key(self, function: Array, rank: Array) -> Array:
         return function * max(len(self.addresses), 1) + rank
@@ -166,4 +182,5 @@ class BlockPlaces:
     def find(self, function: Array, address: Array) -> tuple[Array, Array]:
         """Return the blocks of functions at some addresses, and which there are."""
         rank, there = find(self.addresses, address)
-        return find(self.keys, np.where(there, self._key(function, rank), -1))
+        place, there = find(self.keys, np.where(there, self._key(function, rank), -1))
+        return self.order[place], there

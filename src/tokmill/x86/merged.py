@@ -12,7 +12,7 @@ import numpy as np
 from tokmill.store.schema import Array
 from tokmill.x86.graph import BlockPlaces, Edge, Graph
 from tokmill.x86.image.image import find, owners
-from tokmill.x86.walks import WalkGraph, Walking, entries_of, flow_of_edges, keys_of, walked
+from tokmill.x86.walks import WalkGraph, Walking, flow_of_edges, keys_of, walked
 
 LEAST_STRING = 6
 """Fewest characters of a string that joins two programs: more than 5, as in DeepBinDiff. Shorter
@@ -80,15 +80,12 @@ def merge(graphs: tuple[Graph, Graph], walking: Walking) -> Merged:
         sources += edges.sources
         targets += edges.targets
     flow = flow_of_edges(np.concatenate(sources), np.concatenate(targets), nodes, walking.weight)
-    entries = [entries_of(graphs[0]), entries_of(graphs[1]) + blocks[0]]
     pair = "\0".join(graph.program for graph in graphs)
     keys = [
         keys_of(graph, f"pair\0{walking.seed}\0{pair}\0{side}") for side, graph in enumerate(graphs)
     ]
     bounds = [graphs[0].function_blocks, graphs[1].function_blocks[1:] + blocks[0]]
-    walk_graph = WalkGraph(
-        np.concatenate(bounds), np.concatenate(keys), np.concatenate(entries), flow
-    )
+    walk_graph = WalkGraph(np.concatenate(bounds), np.concatenate(keys), flow)
     return Merged(walk_graph, len(imports), len(strings), len(names[0] & names[1]))
 
 
@@ -112,7 +109,7 @@ class _Edges:
         self.nodes = (
             # If several functions share a block, this is the first of its copies.
             (self.places.addresses, np.unique(graph.block_address, return_index=True)[1] + block),
-            (graph.function_address[filled], entries_of(graph)[filled] + block),
+            (graph.function_address[filled], graph.function_blocks[:-1][filled] + block),
             (graph.import_address, imported),
         )
         """Addresses, ascending, and their nodes: blocks, entries of functions, imports."""

@@ -66,7 +66,7 @@ def records_of(graph: Graph, key: Key, templates: Templates, cutting: Cutting) -
         "blocks": len(graph.block_address),
         "instructions": len(graph.lengths),
     }
-    for first, last in _portions(graph):
+    for first, last in graph.portions(AT_ONCE):
         portion = Portion(graph, first, last, key, templates)
         if walker is None or seen is None:
             yield portion.pieces(cutting, notes)
@@ -94,20 +94,6 @@ def nothing(
     return Records(
         np.zeros(1, np.int64), columns, none, drops_of(drops), phrases=phrases, notes=notes or {}
     )
-
-
-def _portions(graph: Graph) -> Iterator[tuple[int, int]]:
-    """Yield ranges of at least one function, with some hundred thousand instructions."""
-    ends = graph.block_instructions[graph.function_blocks[1:]]
-    first = 0
-    while True:
-        done = int(ends[first - 1]) if first else 0
-        last = max(int(np.searchsorted(ends, done + AT_ONCE, side="right")), first + 1)
-        last = min(last, len(ends))
-        yield first, last
-        if last == len(ends):
-            return
-        first = last
 
 
 class _Seen:

@@ -56,11 +56,9 @@ class WalkGraph:
     """A graph for walks: F functions of B blocks; the blocks are the first nodes of `flow`."""
 
     function_blocks: Array
-    """(F + 1,) i8: blocks of function i are [i] to [i + 1]."""
+    """(F + 1,) i8: blocks of function i are [i] to [i + 1]; it begins at the first."""
     key: Array
     """(F,) u8: hash from which the walks of each function are drawn."""
-    entry: Array
-    """(F,) i8: the block at which each function begins."""
     flow: Flow
 
 
@@ -96,22 +94,13 @@ def flow_of_edges(source: Array, target: Array, nodes: int, weight: str) -> Flow
 
 def walk_graph_of(graph: Graph, walking: Walking) -> WalkGraph:
     key = keys_of(graph, f"walk\0{walking.seed}\0{graph.program}")
-    return WalkGraph(graph.function_blocks, key, entries_of(graph), flow_of(graph, walking.weight))
+    return WalkGraph(graph.function_blocks, key, flow_of(graph, walking.weight))
 
 
 def keys_of(graph: Graph, salt: str) -> Array:
     """Return (F,) u8, hashes of salt and address, from which the walks of functions are drawn."""
     base = hashlib.sha256(salt.encode()).digest()[:8]
     return mix(np.asarray(int.from_bytes(base, "little"), np.uint64) ^ graph.function_address)
-
-
-def entries_of(graph: Graph) -> Array:
-    """Return (F,) i8, the block at which each function begins."""
-    function = owners(graph.function_blocks)
-    here = graph.block_address == graph.function_address[function]
-    entry: Array = graph.function_blocks[:-1].astype(np.int64)
-    entry[function[here]] = np.flatnonzero(here)
-    return entry
 
 
 @dataclass(slots=True)
@@ -164,7 +153,7 @@ class Walker:
         if walking.walk_from == "every":
             start = low + number % size
         elif walking.walk_from == "entry":
-            start = graph.entry[function]
+            start = low
         else:
             start = low + _below(mix(key ^ _START), size)
         walk, here = np.arange(len(function)), start

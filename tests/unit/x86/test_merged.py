@@ -112,10 +112,11 @@ def drawn_graph(draw: np.random.Generator, program: str) -> Graph:
     aims = [*addresses, *imports, 0, 777]
     functions = {}
     for at in sorted(draw.choice(addresses, 5, replace=False).tolist()):
-        inside = sorted({at, *draw.choice(addresses, draw.integers(0, 4)).tolist()})
+        inside = {at, *draw.choice(addresses, draw.integers(0, 4)).tolist()}
+        inside = sorted(inside, key=lambda one: (one < at, one))
         functions[at] = [
             Block(a, edges=[_edge(draw, aims) for _ in range(draw.integers(0, 4))])
-            for a in (inside if draw.random() < 0.8 else inside[1:])
+            for a in (inside if draw.random() < 0.8 else inside[:-1])
         ]
     texts = ["%s", "usage: %s", "a longer text", "another text"]
     strings = {a: draw.choice(texts, draw.integers(0, 3)).tolist() for a in addresses}

@@ -77,7 +77,7 @@ def test_an_installed_package_adds_a_lifter(tmp_path: Path, repository: Path) ->
         env=environment | {angr.PYTHON: str(python)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
-    wanted = ["tokmill_angr angr's CFGFast", "angr 1, angr 9.9.9"]
+    wanted = ["tokmill_angr angr's CFGFast", "angr 2, angr 9.9.9"]
     assert done.stdout.splitlines() == wanted, done.stderr
 
 

@@ -15,6 +15,7 @@ from tokmill.store.checks.validate import validate
 from tokmill.store.schema import Records, Strings, each_drop
 from tokmill.store.store import Store
 from tokmill.x86 import records as records_module
+from tokmill.x86.features.function_features import SHAPE, functions_of
 from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.graphs.graph_files import write_graph
 from tokmill.x86.graphs.lifting import lift_files
@@ -27,7 +28,7 @@ from tokmill.x86.tokens.templates import Templates
 from tokmill.x86.tokens.vocabularies.vocabulary import closed, counted
 from tokmill.x86.walks import Walking
 from x86_graphs import NOP, Block, graph_of
-from x86_programs import C_SOURCE, compiles, stripped
+from x86_programs import C_SOURCE, compiles, stripped, symbols
 
 STRAIGHT = "int straight(int x) {" + "x = x * 3 ^ x >> 2;" * 40 + "return x; }"
 """A block of more than 64 tokens."""
@@ -86,6 +87,45 @@ def test_functions_are_records(tmp_path: Path, program: Path, graph: Graph) -> N
         "blocks": len(graph.block_address),
         "instructions": len(graph.lengths),
     }
+
+
+RARE = r"""
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+extern "C" __attribute__((noinline)) int rare(std::vector<int> &all, unsigned at, const char *t) {
+    std::string text(t), more(t + at);
+    if (at >= all.size()) throw std::out_of_range("no such place");
+    try { all.push_back(all[at]); } catch (const std::bad_alloc &) { return -7; }
+    return all[at] * 3 + text.size() + more.size();
+}
+
+int main(int count, char **words) {
+    std::vector<int> all(count);
+    return rare(all, count / 2, words[0]);
+}
+"""
+
+
+@pytest.mark.parametrize("by", ["g++", "clang++"])
+def test_a_record_begins_where_its_function_does(tmp_path: Path, built: Path, by: str) -> None:
+    """Rare code that the compiler put before it comes last, and is no loop."""
+    path = compiles(built, f"{by}-rare", RARE, "-O2", by=by)
+    graph, at = lift(path, facts=True), symbols(path)
+    number = graph.function_name.index("rare")
+    blocks = range(*graph.function_blocks[number : number + 2].tolist())
+    addresses = graph.block_address[blocks].tolist()
+    rest = addresses[1:]
+    if by == "g++":
+        assert at["rare.cold"] < at["rare"]
+        rest = rest[: rest.index(at["rare.cold"])]
+    assert addresses[0] == at["rare"] < min(rest) and len(rest) > 5
+    store = build(tmp_path / "s", path)
+    (record,) = matching(store, ["function=rare"])
+    entry = wanted(graph, addresses.index(at["rare"]) + blocks.start, blocks.start + 1)["asm"]
+    assert entry and streams(store, record)["asm"][: len(entry)] == entry
+    assert functions_of(graph).shape[number, SHAPE.index("loops")] == 0
 
 
 def test_a_function_is_found_and_shown_as_instructions(tmp_path: Path, program: Path) -> None:

@@ -106,7 +106,8 @@ def graphs(draw: Any) -> Graph:
         targets = st.sampled_from([*places, 0, 0x5000])
         edges = st.lists(st.tuples(st.sampled_from(list(Edge)), targets), max_size=4)
         inside = [Block(place, edges=draw(edges)) for place in places]
-        functions[draw(st.sampled_from(places))] = inside
+        entry = draw(st.sampled_from(places))
+        functions[entry] = sorted(inside, key=lambda block: (block.address < entry, block.address))
     return graph_of(functions)
 
 

@@ -23,7 +23,7 @@ FACTS = ("constants", "strings", "imports")
 CALLEES = 0.3
 """Weight of what callees have, relative to what a function has itself."""
 NO_LOOPS = [place for place, name in enumerate(SHAPE) if name != "loops"]
-"""Loops are jumps backwards: also those to rare code that a compiler put before a function."""
+"""The weights of the sums were chosen where jumps to rare code counted as loops."""
 
 
 def baselines(

@@ -19,7 +19,7 @@ from tokmill.x86.graph import Edge, Graph
 from tokmill.x86.image.image import distinct, find, owners
 from tokmill.x86.lift.decode import LONGEST
 from tokmill.x86.lift.switches.operands import FRAME, NO_REGISTER, NOP, STACK, operands
-from tokmill.x86.walks import flow_of
+from tokmill.x86.walks import Flow, flow_of
 
 SHAPE = ("blocks", "instructions", "edges", "loops", "calls", "callees", "callers")
 """Columns of `Functions.shape`, each ln(1 + count)."""
@@ -109,12 +109,33 @@ def _shape(graph: Graph, owner: Array, calls: Any) -> Array:
         np.diff(graph.function_blocks),
         np.diff(graph.block_instructions[graph.function_blocks]),
         count(owner[source]),
-        count(owner[source[flow.target <= source]]),
+        count(owner[back_edges(flow)]),
         count(caller[(kind == Edge.CALL)]),
         np.diff(calls.indptr),
         np.bincount(calls.indices, minlength=size),
     )
     return np.log1p(np.stack(counts, axis=1)).astype(np.float32)
+
+
+def back_edges(flow: Flow) -> list[int]:
+    """Return the block to which each edge leads back, in a depth-first search of each function."""
+    bounds, target = flow.first.data, flow.target.data
+    on_path, seen = bytearray(len(bounds)), bytearray(len(bounds))
+    found = []
+    for root in range(len(bounds) - 1):
+        path = [] if seen[root] else [(root, iter(target[bounds[root] : bounds[root + 1]]))]
+        while path:
+            block, ways = path[-1]
+            on_path[block] = seen[block] = 1
+            for other in ways:
+                if on_path[other]:
+                    found.append(other)
+                elif not seen[other]:
+                    path.append((other, iter(target[bounds[other] : bounds[other + 1]])))
+                    break
+            else:
+                on_path[path.pop()[0]] = 0
+    return found
 
 
 def members_of(graph: Graph, instructions: Instructions) -> dict[str, Bag]:

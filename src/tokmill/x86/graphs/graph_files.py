@@ -31,7 +31,7 @@ from tokmill.x86.image.program import demangle
 KEY = b"tokmill.graph"
 SUM = b"tokmill.graph.crc32"
 """Key of the checksum of the facts, because Parquet has none of its metadata."""
-VERSION = 4
+VERSION = 5
 KINDS = [edge.name.lower() for edge in Edge]
 COLUMNS = (
     "program", "function", "name", "demangled", "address", "code", "lengths", "successors", "kinds",

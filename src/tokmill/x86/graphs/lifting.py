@@ -37,7 +37,7 @@ from tokmill.x86.image import elf, pe
 from tokmill.x86.image.program import producer_of
 
 PICKLE = ".pkl"
-PICKLES = "saved_index 1"
+PICKLES = "saved_index 2"
 
 
 class Outcome(msgspec.Struct, frozen=True):

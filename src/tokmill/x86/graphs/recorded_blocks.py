@@ -43,7 +43,7 @@ class Recorded:
         """Add a function; blocks are (address, bytes, addresses of successors), in any order."""
         self.names.append(name)
         self._functions.append(address)
-        for start, code, targets in sorted(blocks, key=lambda block: block[0]):
+        for start, code, targets in sorted(blocks, key=lambda one: (one[0] < address, one[0])):
             if not code:
                 self._without.append(start)
                 continue

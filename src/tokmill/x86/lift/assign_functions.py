@@ -26,7 +26,7 @@ def assemble(findings: Findings, blocks: Blocks) -> Graph:
     code = blocks.code
     number = distinct(function)
     at = np.searchsorted(number, function)
-    order = np.lexsort((block, at))
+    order = np.lexsort((block, block < number[at], at))
     at, block = at[order], block[order]
     names, unresolved = _names(findings, blocks, number), blocks.unresolved()
     findings.release()

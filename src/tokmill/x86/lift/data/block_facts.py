@@ -38,7 +38,7 @@ def add_facts(graph: Graph, program: Program) -> None:
     """Set the columns of imports, strings, constants, references and pointers of a graph."""
     _set_imports(graph, program)
     finder = _Finder(graph, program)
-    parts = [finder.look(first, last) for first, last in _portions(graph)]
+    parts = [finder.look(first, last) for first, last in graph.portions(AT_ONCE)]
     graph.constant, constants, address, place, length, graph.slot, graph.slot_place, size = (
         np.concatenate([part[i] for part in parts]) for i in range(8)
     )
@@ -115,18 +115,6 @@ def _set_imports(graph: Graph, program: Program) -> None:
     ordered = sorted(address for address, name in names.items() if name)
     graph.import_address = np.asarray(ordered, np.uint64)
     graph.import_name = [names[address] for address in ordered]
-
-
-def _portions(graph: Graph) -> list[tuple[int, int]]:
-    """Return ranges of functions with some hundred thousand instructions; one function at least."""
-    ends = graph.block_instructions[graph.function_blocks[1:]]
-    result, first = [(0, 0)], 0
-    while first < len(ends):
-        done = int(ends[first - 1]) if first else 0
-        last = max(int(np.searchsorted(ends, done + AT_ONCE, side="right")), first + 1)
-        result.append((first, last))
-        first = last
-    return result
 
 
 def _lengths(ops: Operands, block: Array) -> Array:

@@ -111,8 +111,9 @@ def depths(
     inner &= kind != Edge.CALL
     source, kind, aim = source[inner], kind[inner], at[inner] + function[source[inner]] * width
     key = function * width + rank
-    there = member(aim, key)
-    source, kind, target = source[there], kind[there], np.searchsorted(key, aim[there])
+    order = np.argsort(key, kind="stable")
+    place, there = find(key[order], aim)
+    source, kind, target = source[there], kind[there], order[place[there]]
     # Blocks that only follow one another form a chain, whose beginning gives all depths.
     follows = np.zeros(count, bool)
     follows[target[(kind == Edge.FALL) & (target == source + 1)]] = True
