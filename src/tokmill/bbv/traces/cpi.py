@@ -10,6 +10,7 @@ about, counted from 0; without one, lines stand in the order of the intervals.
 import csv
 import io
 import itertools
+import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ from tokmill.store.schema import Array
 Floats = npt.NDArray[np.float64]
 
 INTERVAL = "interval"
+NUMBER = re.compile(r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf)")
 HINT = "a line an interval: a header such as `interval,l1_miss_rate`, then `0,0.012`"
 
 
@@ -67,10 +69,8 @@ def read_table(
             where=str(path),
             hint="add a column `interval`, counted from 0",
         )
-    if not columns:
-        return {}
-    place = columns.pop(INTERVAL, np.arange(len(next(iter(columns.values())))))
-    if not partly and len(place) == count and place.min(initial=0) == 1 and place.max() == count:
+    place = columns.pop(INTERVAL, np.arange(max(map(len, columns.values()), default=count)))
+    if not partly and np.array_equal(np.sort(place), np.arange(1, count + 1)):
         place = place - 1
     outside = (place != np.floor(place)) | (place < 0) | (place >= count)
     number = np.where(outside, -1, place).astype(np.int64)
@@ -88,14 +88,6 @@ def read_table(
         result[name] = np.full(count, np.nan)
         result[name][number] = column
     return result
-
-
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 KINDS = ("measured", "simulated", "given", "modelled")
@@ -179,9 +171,9 @@ def _csv(data: bytes, *, every: bool = False, without: Sequence[str] = ()) -> di
     names = [name.strip().lower() for name in first]
     if len(set(names)) < len(names):
         raise ValueError("a column stands twice")
-    if len(names) == 1 and is_number(names[0]) and not every:
+    if len(names) == 1 and NUMBER.fullmatch(names[0]) and not every:
         names, rows = ["cpi"], itertools.chain([first], rows)
-    if is_number(names[0]):
+    if NUMBER.fullmatch(names[0]):
         raise ValueError("its first line does not name the columns")
     read = set(names if every else MEASURES).difference(without)
     columns = {name: array("d") for name in names if name in read}
