@@ -29,6 +29,13 @@ def test_points_that_programs_share(here: Here, tmp_path: Path) -> None:
     np.save(tmp_path / "v.npy", np.random.default_rng(0).normal(size=(count, 3)))
     given = json.loads(here(*asked, "--signatures", "v.npy", "--json")[0])
     assert given["points"] != facts["points"]
+    for number, name in enumerate(("a/b", "a_b")):
+        quick_build("bbv", traces[number], tmp_path / f"s{number}", program=name,
+                    blocks=[str(options[1])], min_joined=0.0)  # fmt: skip
+    here("build", "select", "s0", "s1", "-o", "both")
+    twice = ("bbv", "shared-points", "both", "--points", 4)
+    here(*twice)
+    assert "a/b, a_b" in here(*twice, "-o", "p", code=2)[1] and not (tmp_path / "p").exists()
     refused = here(*asked, "--signatures", "nothing", code=1)[1]
     assert "has no overlay" in refused
     traces[0].rename(tmp_path / "0.bb")

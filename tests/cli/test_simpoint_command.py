@@ -79,6 +79,10 @@ def test_simulate_the_points_then_estimate(
     out, _ = here(*asked, "--points", 12, "--simulated", "done.csv", "--json")
     (report,) = json.loads(out)
     assert report["estimated_cpi"] == pytest.approx(programs["one"].truth, rel=0.1)
+    both = "interval,cpi_measured,cpi\n" + "".join(f"{line},99\n" for line in lines)
+    (tmp_path / "both.csv").write_text(both)
+    out, _ = here(*asked, "--points", 12, "--simulated", "both.csv", "--json")
+    assert json.loads(out)[0]["estimated_cpi"] == report["estimated_cpi"]
     (tmp_path / "done.csv").write_text("interval,cpi\n" + "\n".join(lines[1:]) + "\n")
     _, err = here(*asked, "--points", 12, "--simulated", "done.csv", code=1)
     assert f"the CPI of 1 of 12 points is missing, such as of interval {chosen[0]}" in err

@@ -67,7 +67,7 @@ class BbvSource(WholeFiles):
     """
 
     Config: ClassVar[type[msgspec.Struct]] = BbvConfig
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
     has_tokenizer: ClassVar[bool] = False
     places = "row"
     config: BbvConfig

@@ -149,6 +149,23 @@ def test_rows_of_zeros_are_no_points() -> None:
         simpoint.simpoints(scipy.sparse.csr_matrix((3, 2)), np.arange(2))
 
 
+@pytest.mark.parametrize("empty", [1, 20])
+def test_rows_of_zeros_change_no_point(empty: int) -> None:
+    """Neither their number by BIC nor their weights."""
+    draw = np.random.default_rng(1)
+    shapes = 10 + np.outer(np.arange(6) + 2, np.arange(12)) % 7 * 20
+    rows = (shapes[draw.integers(6, size=80)] * draw.uniform(0.6, 1.4, (80, 12)) * 100).round()
+    more = np.zeros((80 * (empty + 1), 12))
+    more[empty :: empty + 1] = rows
+    alone, beside = (
+        simpoint.simpoints(scipy.sparse.csr_matrix(one), np.arange(12)) for one in (rows, more)
+    )
+    assert (beside.intervals == alone.intervals * (empty + 1) + empty).all()
+    assert beside.weights.tolist() == alone.weights.tolist()
+    assert beside.labels[empty :: empty + 1].tolist() == alone.labels.tolist()
+    assert (beside.labels >= 0).sum() == 80
+
+
 def test_a_tiny_interval_is_no_point() -> None:
     labels = np.asarray([0, 0, 0, 1, 1])
     off = np.asarray([0.0, 0.2, 0.1, 0.3, 0.3])

@@ -1,5 +1,6 @@
 """Tables of intervals are read with care."""
 
+import gzip
 from pathlib import Path
 
 import numpy as np
@@ -54,3 +55,35 @@ def test_damaged_tables_are_told(tmp_path: Path, text: str, said: str) -> None:
 def test_part_of_a_table_needs_its_intervals(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="no column says which intervals"):
         cpi.read_table(table(tmp_path, "cpi\n1\n"), 3, partly=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [
+        ("interval,l1,cpi\n0,1,5\n1,2,6\n2,3,7\n", {"l1": [1, 2, 3]}),
+        ("l1,CPI_modelled\n1,\n2,6\n3,nan\n", {"l1": [1, 2, 3]}),
+        ("# of a run\ninterval,instructions,cpi,d1_misses\n0,9,5,1\n1,9,6,2\n2,9,7,3\n",
+         {"d1_misses": [1, 2, 3]}),
+        ("interval,d1_misses,tlb\n1,1,4\n2,2,5\n3,3,6\n",
+         {"d1_misses": [1, 2, 3], "tlb": [4, 5, 6]}),
+        ('{"d1_misses": [1, 2, 3], "cpi": [4, 5, 6]}', {"d1_misses": [1, 2, 3]}),
+        ("interval,cpi\n0,1\n1,2\n2,3\n", None),
+        ("cpi\n1\n2\n3\n", None),
+        ('{"cpi": [4, 5, 6]}', None),
+        ("l1,instructions\n1,9\n2,8\n3,9\n", None),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("packed", [False, True])
+def test_rates_are_all_columns_but_cpi(
+    tmp_path: Path, text: str, rates: dict[str, list[int]] | None, packed: bool
+) -> None:
+    path = table(tmp_path, text)
+    if packed:
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    sums = np.asarray([9, 9, 9])
+    if rates is None:
+        with pytest.raises(TokmillError, match="has no rate|1 interval of 3 with other numbers"):
+            cpi.read_rates(path, sums, path)
+        return
+    found = cpi.read_rates(path, sums, path)
+    assert {name: column.tolist() for name, column in found.items()} == rates

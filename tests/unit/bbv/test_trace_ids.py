@@ -84,6 +84,18 @@ def test_a_trace_is_known_by_its_content(tmp_path: Path) -> None:
     assert not shared.column("trace").any() and held(shared) == [*phases(1), *phases(2)]
 
 
+def test_all_intervals_of_a_long_trace_have_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """valgrind's exp-bbv says it at the end of the file."""
+    monkeypatch.setattr(reading, "PIECE", 3)
+    monkeypatch.setattr(reading, "CHUNK", 40)
+    for name, end in (("two.bb", "\n# Thread 2\n#   Total intervals: 9\n\n"), ("one.bb", "")):
+        (tmp_path / name).write_text("T:1:5   :2:7   \n" * 9 + end)
+        store = quick_build("bbv", tmp_path / name, tmp_path / f"{name}.store")
+        assert store.column("thread").tolist() == [2 if end else 1] * 9
+
+
 def test_what_needs_a_store_of_blocks(tmp_path: Path) -> None:
     trace = write_trace(tmp_path, 0)
     blocks = [str(block_store(tmp_path)[1])]

@@ -106,7 +106,8 @@ def test_phases_over_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     again = make("phases", [tmp_path / "a.bb"])
     assert again.y == "CPI, given"
     assert all((one.y == 1 + phase[one.x.astype(int)]).all() for one in again.series)
-    plot("phases", [tmp_path / "a.bb"], tmp_path / "a.svg")
+    plot("phases", [(tmp_path / "a.bb").rename(tmp_path / "a$b^$.bb")], tmp_path / "a.svg")
+    (tmp_path / "a$b^$.bb").rename(tmp_path / "a.bb")
     with pytest.raises(UsageError, match="one file"):
         make("phases", [tmp_path])
     monkeypatch.setattr(figure, "MOST", 20)
@@ -128,6 +129,21 @@ def test_numbers_are_in_parts_and_rare_words_together(
     monkeypatch.setattr(figure, "MOST", 50)
     some = make("tsne", [store], vectors=str(vectors))
     assert "50 of 160 records" in some.title and len(some.series[0].x) == 50
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([100_001, 100_002, 100_001], ["100001", "100002"]),
+        ([0.25, np.nan, -0.0, 0.0], ["0", "0.25", "(none)"]),
+        (range(1_000_000, 1_000_100), ["1e+06 to 1.00002e+06", "1.00008e+06 to 1.0001e+06"]),
+    ],
+)
+def test_different_numbers_have_different_names(values: list[float], names: list[str]) -> None:
+    labels = figure._levels(np.asarray(values))
+    shown = figure._ordered(labels, numbers=True)
+    assert [shown[0], shown[-1]] == [names[0], names[-1]]
+    assert set(names) <= set(shown) and len(shown) == min(len(set(labels)), figure.LEVELS)
 
 
 def test_few_and_equal_vectors(tmp_path: Path) -> None:

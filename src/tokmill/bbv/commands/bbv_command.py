@@ -36,7 +36,9 @@ def profile(
     stdin: Annotated[str, typer.Option(metavar="FILE", help="What the program reads.")] = "",
     every_blocks: Annotated[
         int,
-        typer.Option(min=1000, metavar="N", help="Basic blocks that are executed in an interval."),
+        typer.Option(
+            min=1000, metavar="N", help="Blocks executed in an interval, or up to 100,000 more."
+        ),
     ] = 2_000_000,
     measured: Annotated[
         bool,
@@ -98,7 +100,9 @@ def _print_profile(profiled: Any) -> None:
             f"{marks['every']:,}. call ({marks['kind']})"
         )
     if len(profiled.vectors) < FEW:
-        say("note: these are few intervals to choose from; a smaller --every-blocks makes more")
+        say(
+            "note: few intervals: --every-blocks down to 100,000, or a longer execution, makes more"
+        )
     trace = shell_word(profiled.trace)
     table = shlex.quote(str(profiled.trace).removesuffix(".bb.gz") + ".intervals.csv")
     say(f"next: tokmill simpoint {trace} --cpi {table} -o POINTS")
@@ -180,6 +184,13 @@ def shared_points(
         raise UsageError(
             "one program shares nothing", where=str(store), hint="build a store of several programs"
         )
+    # A name out of a store is a path of a trace at times.
+    stems = [name.replace("/", "_") for name in executions.names]
+    if out is not None and len(set(stems)) < len(stems):
+        raise UsageError(
+            f"files of two programs would have one name: {', '.join(executions.names)}",
+            hint="build them with other names: --program NAME",
+        )
     if signatures == UNTRAINED:
         vectors = reading.untrained(opened, executions)
     else:
@@ -193,9 +204,7 @@ def shared_points(
     with Progress("programs", len(executions.names), unit="programs", quiet=quiet) as bar:
         shared = sharing.shared_points(executions, vectors, points, seed=seed, advance=bar.advance)
     if out is not None:
-        for number, name in enumerate(executions.names):
-            # A name out of a store is a path of a trace at times.
-            stem = name.replace("/", "_")
+        for number, stem in enumerate(stems):
             write_points(out, stem, executions.records[shared.points], shared.weights[number])
     if not json:
         _print(shared, executions)

@@ -1,6 +1,6 @@
 """`tokmill simpoint`: points of a program's file of block vectors, and what they estimate."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -8,19 +8,16 @@ import numpy as np
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, nearest
-from tokmill.base.files import inside, make_folder, reading, write_file
+from tokmill.base.files import inside, make_folder, write_file
 from tokmill.bbv.points import clusters, designs, simpoint
 from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.bbv.points.executions import as_matrix, population, rates_of
 from tokmill.bbv.points.simpoint import Matrix
 from tokmill.bbv.traces import read
-from tokmill.bbv.traces.block_vectors import BlockVectors
-from tokmill.bbv.traces.cpi import RATES, check_measures, read_measures, read_table
+from tokmill.bbv.traces.cpi import CPI_NAMES, check_measures, read_measures, read_rates, read_table
 
 POINTS = 30
 """Points of methods that draw, where no number is asked for."""
-CPI = ("cpi", "cpi_measured", "cpi_simulated")
-"""Columns of the CPI of points that were simulated."""
 SIMPOINT = "simpoint"
 SAMPLED = "two-phase"
 """The method whose intervals hold the truth most evenly over programs (docs/simpoint.md)."""
@@ -108,9 +105,10 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
     """Read the files of a program's run: block vectors, memory vectors, CPI."""
     trace = read.read(path, quiet=quiet)
     vectors, ids = as_matrix(trace)
-    rates = rates_in(memory, trace, path) if memory else {}
+    rates = read_rates(memory, trace.instructions, path) if memory else {}
+    known = Trace(name, vectors, ids, rates, torn=trace.torn, other_lines=trace.other_lines)
     if cpi is None:
-        return Trace(name, vectors, ids, rates, torn=trace.torn, other_lines=trace.other_lines)
+        return known
     measures = read_measures(cpi)
     check_measures(measures, trace.instructions, cpi, path)
     if not measures.kind:
@@ -121,41 +119,13 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
     unknown = np.isnan(values)
     if unknown.any():
         vectors = plugins.require("scipy.sparse").diags_array((~unknown).astype(float)) @ vectors
-    return Trace(
-        name,
-        vectors.tocsr(),
-        ids,
-        rates,
-        np.where(unknown, 1.0, values),
-        measures.kind,
-        int(unknown.sum()),
-        trace.torn,
-        trace.other_lines,
+    return replace(
+        known,
+        vectors=vectors.tocsr(),
+        cpi=np.where(unknown, 1.0, values),
+        kind=measures.kind,
+        unmeasured=int(unknown.sum()),
     )
-
-
-def rates_in(memory: Path, vectors: BlockVectors, trace: Path) -> dict[str, Floats]:
-    """Return the miss rates in a file: those of `tokmill bbv profile`, or all columns of a table.
-
-    CPI, modelled or not, is no rate.
-    """
-    with reading(memory) as handle:
-        first = handle.readline(1 << 16)
-    if not any(name.encode() in first for name in RATES) and first[:1] not in (b"[", b"{"):
-        return read_table(memory, len(vectors))
-    measures = read_measures(memory)
-    check_measures(measures, vectors.instructions, memory, trace)
-    return measures.rates
-
-
-def positive(cpi: Floats, path: Path) -> None:
-    if (wrong := ~(cpi > 0) & ~np.isnan(cpi)).any():
-        first = int(np.argmax(wrong))
-        raise TokmillError(
-            f"the CPI of interval {first} is {cpi[first]:g}",
-            where=str(path),
-            hint="cycles over instructions are above 0",
-        )
 
 
 def choose(trace: Trace, options: Options, simulated: Path | None = None) -> Chosen:
@@ -207,11 +177,16 @@ def _cpi_of(trace: Trace, intervals: Ints, path: Path | None) -> Floats | None:
     if path is None:
         return None if trace.cpi is None else trace.cpi[intervals]
     table = read_table(path, trace.vectors.shape[0], partly=True)
-    named = [name for name in CPI if name in table]
+    named = [name for name in CPI_NAMES[:-1] if name in table]
     if not named:
         raise TokmillError("there is no column 'cpi'", where=str(path), hint=nearest("cpi", table))
     cpi = table[named[0]]
-    positive(cpi, path)
+    if (wrong := np.flatnonzero(cpi <= 0)).size:
+        raise TokmillError(
+            f"the CPI of interval {wrong[0]} is {cpi[wrong[0]]:g}",
+            where=str(path),
+            hint="cycles over instructions are above 0",
+        )
     result = cpi[intervals]
     if missing := int(np.isnan(result).sum()):
         first = int(intervals[np.argmax(np.isnan(result))])

@@ -52,7 +52,7 @@ def k_means(
 
     Args:
         points: (intervals, dimensions).
-        weights: (intervals,) such as counts of instructions; some must be above 0.
+        weights: (intervals,) above 0, such as counts of instructions.
         k: number of clusters.
         seed: of the random centres.
         begin: (k, dimensions) centres to begin with, in place of random ones.
@@ -82,12 +82,8 @@ def in_order(labels: Ints, points: Floats, weights: Floats) -> tuple[Ints, Float
     number = np.empty(len(first), np.int64)
     number[np.argsort(first)] = np.arange(len(first))
     labels = number[labels]
-    # A cluster whose intervals all weigh nothing has a plain mean.
-    heavy = np.bincount(labels, weights)[labels] > 0
-    shares = np.where(heavy, weights, 1.0)
-    sizes = np.bincount(labels, shares)
-    sums = [np.bincount(labels, shares * column) for column in points.T]
-    return labels, np.stack(sums, axis=1) / sizes[:, None]
+    sums = [np.bincount(labels, weights * column) for column in points.T]
+    return labels, np.stack(sums, axis=1) / np.bincount(labels, weights)[:, None]
 
 
 def nearest(labels: Ints, distances: Floats, weights: Floats) -> Ints:
@@ -135,9 +131,8 @@ def bic(points: Floats, weights: Floats, labels: Ints, centres: Floats) -> float
     # Equal points: a variance of zero would have an endless likelihood.
     least = max(spread, 1e-12) * 1e-9
     variance = max(squares, least) / (dimensions * max(count - k, 1))
-    sized = sizes[sizes > 0]
     likelihood = (
-        float(sized @ np.log(sized / count))
+        float(sizes @ np.log(sizes / count))
         - count * dimensions / 2 * np.log(2 * np.pi * variance)
         - dimensions * (count - k) / 2
     )
@@ -167,16 +162,14 @@ def find_clusters(
 
     Args:
         points: (intervals, dimensions), finite.
-        weights: (intervals,) at least 0, some above.
+        weights: (intervals,) above 0.
         most: largest number of clusters.
         exactly: the number; 0: by BIC.
         seed: of all that is random.
     """
     few = np.arange(len(points))
     if len(points) > SEARCHED:
-        few = few[weights > 0]
-        chosen = np.random.default_rng(seed).permutation(len(few))[:SEARCHED]
-        few = few[np.sort(chosen)]
+        few = np.sort(np.random.default_rng(seed).permutation(few)[:SEARCHED])
     part, of_part = points[few], weights[few]
     scores, clusterings = {}, {}
     most = min(exactly or most, different(part, exactly or most))

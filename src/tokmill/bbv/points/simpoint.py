@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.bbv.points import clusters
-from tokmill.bbv.points.clusters import Clusters, Floats, Ints
+from tokmill.bbv.points.clusters import Floats, Ints
 from tokmill.builds.mining.interval_vectors import BITS, WHOLE, projection_rows, shares_of
 
 Matrix = Any
@@ -37,7 +37,7 @@ class SimPoints:
     weights: Floats
     """(points,) share of the program's instructions in its cluster; sums to 1."""
     labels: Ints
-    """(intervals,) the cluster of each interval: a number of a point."""
+    """(intervals,) the number of the point that stands for each; -1 without instructions."""
     dimensions: int
     """Dimensions of the projection."""
     unexplained: float
@@ -56,6 +56,9 @@ def simpoints(
 ) -> SimPoints:
     """Choose the simulation points of a program; the same in every run.
 
+    An interval without instructions is no point, nor is one with far fewer than its cluster's
+    others (`clusters.nearest`).
+
     Args:
         vectors: (intervals, blocks) CSR, counts of instructions.
         ids: (blocks,) ids of the columns.
@@ -68,6 +71,11 @@ def simpoints(
         TokmillError: there is no interval with instructions.
     """
     weights = instructions(vectors)
+    ran, labels = np.flatnonzero(weights > 0), np.full(len(weights), -1)
+    if len(ran) < len(weights):
+        # BIC counts intervals: those without instructions would make it prefer more clusters.
+        vectors, weights = vectors[ran], weights[ran]
+        memory = None if memory is None else memory[ran]
     tried = dimensions or DIMENSIONS
     while True:
         points = features(vectors, ids, tried, memory)
@@ -76,11 +84,19 @@ def simpoints(
         if dimensions or tried >= WIDEST or len(clustering) < 2:
             break
         wider = features(vectors, ids, 2 * tried, memory)
-        labels, _ = clusters.k_means(wider, weights, len(clustering), seed=seed)
-        if unexplained(vectors, weights, labels) > (1 - WORTH) * error:
+        wider_labels, _ = clusters.k_means(wider, weights, len(clustering), seed=seed)
+        if unexplained(vectors, weights, wider_labels) > (1 - WORTH) * error:
             break
         tried *= 2
-    return nearest(points, weights, clustering, tried, error)
+    distances = np.sqrt(((points - clustering.centres[clustering.labels]) ** 2).sum(axis=1))
+    labels[ran] = clustering.labels
+    return SimPoints(
+        ran[clusters.nearest(clustering.labels, distances, weights)],
+        np.bincount(clustering.labels, weights) / weights.sum(),
+        labels,
+        tried,
+        error,
+    )
 
 
 def instructions(vectors: Matrix) -> Floats:
@@ -137,28 +153,6 @@ def unexplained(vectors: Matrix, weights: Floats, labels: Ints) -> float:
     whole = np.asarray(vectors.sum(axis=0), dtype=np.float64).reshape(-1)
     spread = squares - float(whole @ whole) / total
     return float(max(0.0, (squares - share) / spread)) if spread > 1e-12 * squares else 0.0
-
-
-def nearest(
-    points: Floats, weights: Floats, clustering: Clusters, dimensions: int, error: float
-) -> SimPoints:
-    """Return the interval that is nearest to each centre, the first of equally near ones.
-
-    An interval without instructions is no point: there is nothing in it to simulate. Nor is one
-    with far fewer than its cluster's others (`clusters.nearest`).
-    """
-    distances = np.sqrt(((points - clustering.centres[clustering.labels]) ** 2).sum(axis=1))
-    sizes = np.bincount(clustering.labels, weights, minlength=len(clustering))
-    firsts = clusters.nearest(clustering.labels, distances, weights)
-    filled = sizes > 0
-    number = np.cumsum(filled) - 1
-    return SimPoints(
-        firsts[filled],
-        sizes[filled] / sizes.sum(),
-        np.where(filled, number, -1)[clustering.labels],
-        dimensions,
-        error,
-    )
 
 
 def project(vectors: Matrix, ids: npt.ArrayLike, dimensions: int) -> Floats:

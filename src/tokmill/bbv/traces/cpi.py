@@ -10,8 +10,9 @@ about, counted from 0; without one, lines stand in the order of the intervals.
 import csv
 import io
 import itertools
+import re
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,23 +29,28 @@ from tokmill.store.schema import Array
 Floats = npt.NDArray[np.float64]
 
 INTERVAL = "interval"
+NUMBER = re.compile(r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf)")
 HINT = "a line an interval: a header such as `interval,l1_miss_rate`, then `0,0.012`"
 
 
 @bounded_reader
-def read_table(path: Path, count: int, *, partly: bool = False) -> dict[str, Floats]:
+def read_table(
+    path: Path, count: int, *, partly: bool = False, without: Sequence[str] = ()
+) -> dict[str, Floats]:
     """Return the columns of a table, each (intervals,) float64.
 
     Args:
         path: a CSV file with a header.
         count: number of intervals of the program.
-        partly: whether intervals may be missing; they are NaN then, and `interval` must be there.
+        partly: whether intervals may be missing; they are NaN then, and `interval` must be there,
+            counted from 0. Of all intervals, they may also count from 1.
+        without: columns that are not read.
 
     Raises:
         TokmillError: a cell is no finite number, or intervals are missing, surplus or stand twice.
     """
     try:
-        columns = _csv(content(path), every=True)
+        columns = _csv(content(path), every=True, without=without)
     except (ValueError, csv.Error) as error:
         raise TokmillError(
             f"the table cannot be read: {error}", where=str(path), hint=HINT
@@ -63,7 +69,9 @@ def read_table(path: Path, count: int, *, partly: bool = False) -> dict[str, Flo
             where=str(path),
             hint="add a column `interval`, counted from 0",
         )
-    place = columns.pop(INTERVAL, np.arange(len(next(iter(columns.values())))))
+    place = columns.pop(INTERVAL, np.arange(max(map(len, columns.values()), default=count)))
+    if not partly and np.array_equal(np.sort(place), np.arange(1, count + 1)):
+        place = place - 1
     outside = (place != np.floor(place)) | (place < 0) | (place >= count)
     number = np.where(outside, -1, place).astype(np.int64)
     times = np.bincount(number[~outside], minlength=count)
@@ -82,17 +90,10 @@ def read_table(path: Path, count: int, *, partly: bool = False) -> dict[str, Flo
     return result
 
 
-def is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
 KINDS = ("measured", "simulated", "given", "modelled")
 """What a CPI is: reference cycles of a real machine; cycles of a simulator; not stated; a formula
 over counted events. Where a file has several, the first of this order is taken."""
+CPI_NAMES = ("cpi_measured", "cpi_simulated", "cpi", "cpi_modelled")
 PAGE_FAULTS = "page_faults"
 RATES = ("i1_misses", "d1_misses", "ll_misses", "branch_misses", PAGE_FAULTS)
 """Events per 1,000 instructions: first-level caches, last level, mispredicted branches, pages that
@@ -105,6 +106,7 @@ FEW = 8
 """With fewer intervals, cycles that rise by chance could be taken for a running total."""
 SLOW_START = 3
 """Above so many times the CPI of the others, the cycles of a first interval may be no total."""
+MEASURES = {INTERVAL, "instructions", *CPI_NAMES, *RATES}
 FORMS = "CSV with a header (interval, cpi), a JSON list of numbers, or gem5's timeline"
 
 
@@ -140,13 +142,13 @@ def read_measures(path: Path | str) -> Measures:
         raise TokmillError(
             f"the file of CPI cannot be read: {error}", where=str(path), hint=FORMS
         ) from None
-    cpi = {kind: columns[name] for kind in KINDS if (name := _name_of(kind)) in columns}
+    cpi = {KINDS[i]: columns[name] for i, name in enumerate(CPI_NAMES) if name in columns}
     rates = {name: columns[name] for name in RATES if name in columns}
     if not cpi and not rates:
         raise TokmillError(
             f"the file has neither a CPI nor a miss rate, but {', '.join(columns) or 'nothing'}",
             where=str(path),
-            hint=f"columns: {', '.join(map(_name_of, KINDS))}, {', '.join(RATES)}",
+            hint=f"columns: {', '.join((*CPI_NAMES, *RATES))}",
         )
     for name, values in columns.items():
         bad = (values < 0) | np.isinf(values) | ((values == 0) & name.startswith("cpi"))
@@ -160,11 +162,7 @@ def read_measures(path: Path | str) -> Measures:
     return Measures(cpi, rates, columns.get("instructions"), columns.get("interval"), length)
 
 
-def _name_of(kind: str) -> str:
-    return "cpi" if kind == "given" else f"cpi_{kind}"
-
-
-def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
+def _csv(data: bytes, *, every: bool = False, without: Sequence[str] = ()) -> dict[str, Array]:
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     rows: Iterator[list[str]] = (row for row in reader if row and not row[0].startswith("#"))
     first = next(rows, None)
@@ -173,11 +171,12 @@ def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
     names = [name.strip().lower() for name in first]
     if len(set(names)) < len(names):
         raise ValueError("a column stands twice")
-    if len(names) == 1 and is_number(names[0]) and not every:
+    if len(names) == 1 and NUMBER.fullmatch(names[0]) and not every:
         names, rows = ["cpi"], itertools.chain([first], rows)
-    if is_number(names[0]):
+    if NUMBER.fullmatch(names[0]):
         raise ValueError("its first line does not name the columns")
-    columns = {name: array("d") for name in names if every or name in _measure_names()}
+    read = set(names if every else MEASURES).difference(without)
+    columns = {name: array("d") for name in names if name in read}
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
             raise ValueError(f"row {number} has {len(row)} values, the header {len(names)}")
@@ -185,10 +184,6 @@ def _csv(data: bytes, *, every: bool = False) -> dict[str, Array]:
             if name in columns:
                 columns[name].append(_number(value, name))
     return {name: np.array(values, np.float64) for name, values in columns.items()}
-
-
-def _measure_names() -> set[str]:
-    return {"interval", "instructions", *map(_name_of, KINDS), *RATES}
 
 
 def _number(value: Any, name: str) -> float:
@@ -220,12 +215,12 @@ def _json(data: bytes) -> dict[str, Array]:
     columns = {
         name: np.array([_number(one, name) for one in value[name]], np.float64)
         for name in value
-        if name in _measure_names() and isinstance(value[name], list)
+        if name in MEASURES and isinstance(value[name], list)
     }
     if len({len(column) for column in columns.values()}) > 1:
         raise ValueError("its lists have different lengths")
     if not columns:
-        raise ValueError(f"it holds none of {', '.join(sorted(_measure_names()))}")
+        raise ValueError(f"it holds none of {', '.join(sorted(MEASURES))}")
     return columns
 
 
@@ -320,3 +315,19 @@ def check_measures(measures: Measures, sums: Array, path: Path | str, trace: Pat
         where=where,
         hint=f"{hint}, and not shifted; producers count REP instructions differently",
     )
+
+
+def read_rates(path: Path, sums: Array, trace: Path) -> dict[str, Floats]:
+    """Return the rates in a file of the intervals of a trace, whose instructions are `sums`.
+
+    In a table, all columns are rates but CPI, modelled or not; in JSON, those of `RATES`.
+    """
+    if content(path).lstrip()[:1] in (b"[", b"{"):
+        measures = read_measures(path)
+    else:
+        rates = read_table(path, len(sums), without=CPI_NAMES)
+        measures = Measures({}, rates, rates.pop("instructions", None), None, len(sums))
+    check_measures(measures, sums, path, trace)
+    if not measures.rates:
+        raise TokmillError("the file has no rate", where=str(path), hint="CPI is none")
+    return measures.rates

@@ -73,14 +73,14 @@ def pieces(
     """Yield the intervals of a file in pieces of whole rows, of about `PIECE` entries.
 
     Memory is bounded by a piece and the longest row. The last piece has the facts of the file
-    (`declared`, `ignored`, `torn`). `tell` is called before each piece with the share of the file
-    that was read. Raises as `read`.
+    (`declared`, `ignored`, `torn`), all have its thread. `tell` is called before each piece with
+    the share of the file that was read. Raises as `read`.
     """
     parser = _Parser(Path(path))
     size = Path(path).stat().st_size if Path(path).exists() else 0
     parts: list[BlockVectors] = []
     rows = count = 0
-    instructions = 0.0
+    instructions, thread = 0.0, None
     with Progress(f"reading {Path(path).name}", size, quiet=quiet) as progress:
         for part in parser.run(progress):
             instructions += part.counts.sum(dtype=np.float64)
@@ -95,7 +95,8 @@ def pieces(
                 )
             if count >= PIECE:
                 tell(min(1.0, progress.reached / max(size, 1)))
-                yield joined(parts)
+                thread = thread or _thread(path)
+                yield replace(joined(parts), declared=thread)
                 parts, count = [], 0
     stated = parser.declared().intervals
     if stated is not None and stated != rows:
@@ -120,6 +121,15 @@ def pieces(
     )
 
 
+def _thread(path: Path | str) -> Declared:
+    """Return the thread that a file is of, which exp-bbv writes at its end."""
+    end = b""
+    for data in _Parser(Path(path)).content(Progress("", 0, quiet=True)):
+        end = (end + data)[-KEPT * 100 :]
+    match = DECLARED["thread"].search(end)
+    return Declared(thread=int(match[1]) if match else None)
+
+
 class _Parser:
     """Cuts a stream of bytes into chunks, and parses them into rows."""
 
@@ -142,7 +152,7 @@ class _Parser:
 
     def run(self, progress: Progress) -> Iterator[BlockVectors]:
         carry = b""
-        for number, data in enumerate(self._content(progress)):
+        for number, data in enumerate(self.content(progress)):
             text = carry + (data if number else data.removeprefix(BOM))
             cut = 1 + max(text.rfind(white) for white in (b" ", b"\n", b"\t", b"\r"))
             if not cut and (self.inside is False or (self.inside is None and text[:1] != b"T")):
@@ -159,7 +169,7 @@ class _Parser:
         # The end of the file ends its last line.
         yield self._parse(carry + b"\n" if self.torn else b"", last=True)
 
-    def _content(self, progress: Progress) -> Iterator[bytes]:
+    def content(self, progress: Progress) -> Iterator[bytes]:
         path = str(self.path)
         with machine_errors("read", path), open(path, "rb") as file:
             data = file.read(CHUNK)

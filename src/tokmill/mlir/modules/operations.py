@@ -109,10 +109,6 @@ class Operation:
     def whole(self) -> set[int]:
         return {loop for one in (*self.loads, *self.stores) for loop in one.whole}
 
-    @property
-    def iterations(self) -> int:
-        return int(np.prod(np.array(self.bounds, object))) if self.bounds else 1
-
 
 def find(module: Any, where: str) -> list[Operation]:
     """Return the operations of a module's function in their order, and tag them in the module.

@@ -144,12 +144,12 @@ def draw(figure: Figure, axes: Any, *, title: bool = True) -> None:
     if figure.form == "bars":
         axes.set_ylim(bottom=0)
         axes.set_xlim(figure.series[0].x[0], figure.series[0].x[-1])
-    axes.set_xlabel(figure.x)
-    axes.set_ylabel(figure.y)
+    axes.set_xlabel(_safe(figure.x))
+    axes.set_ylabel(_safe(figure.y))
     axes.grid(True, color=INK, alpha=0.12, linewidth=0.8)
     axes.set_axisbelow(True)
     if title:
-        axes.set_title(figure.title, loc="left", fontsize=11, fontweight="bold")
+        axes.set_title(_safe(figure.title), loc="left", fontsize=11, fontweight="bold")
     if len(figure.series) + len(figure.marks) > 1:
         # Points may lie anywhere: their legend stands beside them.
         outside = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0), "markerscale": 1.8}

@@ -1,6 +1,7 @@
 """The figures `tsne`, vectors in two dimensions, and `phases`, an execution over time."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -198,16 +199,25 @@ def rare_together(labels: Array, most: int = KEYS) -> Array:
 def _levels(values: Array) -> Array:
     """Return the part of each number: "0.5 to 0.7"."""
     finite = values[np.isfinite(values)]
-    if len(finite) and len(np.unique(finite)) <= LEVELS:
-        labels = np.asarray([f"{value:.4g}" for value in values], object)
+    distinct = np.unique(finite)
+    labels = np.full(len(values), "", object)
+    if len(distinct) <= LEVELS:
+        for value, text in zip(distinct, _texts(distinct, 4), strict=True):
+            labels[values == value] = text
     else:
-        steps = np.linspace(0, 1, LEVELS + 1)
-        edges: Array = np.unique(np.quantile(finite, steps)) if len(finite) else np.zeros(0)
-        labels = np.full(len(values), "", object)
-        for low, high in zip(edges[:-1], edges[1:], strict=True):
-            labels[(values >= low) & (values <= high)] = f"{low:.3g} to {high:.3g}"
+        edges = np.unique(np.quantile(finite, np.linspace(0, 1, LEVELS + 1)))
+        for (low, high), (first, last) in zip(
+            pairwise(edges), pairwise(_texts(edges, 3)), strict=True
+        ):
+            labels[(values >= low) & (values <= high)] = f"{first} to {last}"
     labels[~np.isfinite(values)] = "(none)"
     return labels.astype(str)
+
+
+def _texts(numbers: Array, digits: int) -> list[str]:
+    """Return different numbers as different texts, with as few digits as that needs."""
+    texts = [f"{number:z.{digits}g}" for number in numbers]
+    return texts if digits >= 17 or len(set(texts)) == len(texts) else _texts(numbers, digits + 1)
 
 
 def _ordered(labels: Array, *, numbers: bool) -> list[str]:
