@@ -353,6 +353,12 @@ class Store:
             values[here] = self.shard(number)[name][places[here]]
         return values
 
+    def has_value(self, name: str, value: int) -> bool:
+        """Say whether a column of numbers has a value; where its range allows it, all is read."""
+        low, high = self.manifest.ranges.get(name, (value, value))
+        shards = range(len(self.shards)) if low <= value <= high else ()
+        return any(bool((self.shard(number)[name] == value).any()) for number in shards)
+
     def bytes_per_token(self) -> float | None:
         """Return UTF-8 bytes of the documents / tokens; None for stores that are not text."""
         if "bytes" not in self.schema or not self.tokens:

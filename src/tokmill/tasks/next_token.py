@@ -130,7 +130,6 @@ class NextToken(Task):
         self.columns = {config.column: sizes[config.column]} if config.column else dict(sizes)
         """The predicted columns → the number of their ids."""
         self.ends = {n: end for n, end in ends_of(inputs.roles).items() if n == self.column}
-        self.unknown = inputs.roles.get(self.column, {}).get(UNKNOWN)
         self.heads = Heads(model, self.columns, config.tied)
 
     @classmethod
@@ -165,6 +164,11 @@ class NextToken(Task):
         """Say whether the end of the document before it predicts the first token of a record."""
         end = self.ends.get(self.column)
         return end is not None and affixes_of(store)[1][self.column][-1:] == [end]
+
+    def has_unknown(self, store: Store) -> bool:
+        """Say whether a token of a store stands for what its vocabulary lacks."""
+        unknown = self.reads.roles.get(self.column, {}).get(UNKNOWN)
+        return unknown is not None and store.has_value(self.column, unknown)
 
     @property
     def target_names(self) -> list[str]:
@@ -203,19 +207,14 @@ class NextToken(Task):
             )
             for name in self.columns
         }
-        return self.summed(parts, batch)
+        return self.summed(parts)
 
-    def summed(
-        self, parts: Mapping[str, Tensor], batch: Tensors
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss and sums of `forward`, from the summed cross-entropy of each column;
-        while evaluating also how many targets stand for what the vocabulary lacks."""
+    def summed(self, parts: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss and sums of `forward`, from the summed cross-entropy of each column."""
         loss = torch.stack(list(parts.values())).sum()
         sums = {"loss": loss.detach()}
         if len(parts) > 1:
             sums |= {f"loss_{name}": part.detach() for name, part in parts.items()}
-        if self.unknown is not None and not self.training:
-            sums[UNKNOWN] = (batch.targets[self.column] == self.unknown).sum()
         return loss, sums
 
     def scored(self, batch: Tensors) -> tuple[dict[str, Tensor], dict[str, Scores]]:
@@ -226,20 +225,19 @@ class NextToken(Task):
             for name in self.columns
         }
         parts = {name: score.loss.sum() for name, score in scores.items()}
-        return self.summed(parts, batch)[1], scores
+        return self.summed(parts)[1], scores
 
     def report(
         self, sums: Mapping[str, float], count: float, bytes_per_token: float = 0.0
     ) -> dict[str, float]:
         """Return the loss in nats per token, over all columns.
 
-        With one column also perplexity, and bits per byte if they are known: not of unknown words,
-        whose bytes nobody predicts.
+        With one column also perplexity, and bits per byte if they are known.
         """
-        metrics = super().report({k: v for k, v in sums.items() if k != UNKNOWN}, count)
+        metrics = super().report(sums, count)
         if len(metrics) == 1:
             metrics["perplexity"] = perplexity(metrics["loss"])
-            if bytes_per_token > 0 and not sums.get(UNKNOWN):
+            if bytes_per_token > 0:
                 metrics["bits_per_byte"] = metrics["loss"] / math.log(2) / bytes_per_token
         return metrics
 

@@ -144,6 +144,10 @@ class Task(nn.Module):
         """Say whether an evaluation predicts the first token of a record too, like the others."""
         return False
 
+    def has_unknown(self, store: Store) -> bool:
+        """Say whether a predicted token of a store stands for what its vocabulary lacks."""
+        return False
+
     @property
     def target_names(self) -> list[str]:
         """Names of the targets (B, T) of a prepared batch, for `example`."""
@@ -405,7 +409,7 @@ def check_classes(store: Store, names: Sequence[str], learned: Sequence[str], wh
             f"its classes are {shown[0]}; {who} {shown[1]}",
             where=str(store.path),
             hint="number the classes as the run did"
-            if all(map(str.isdecimal, learned))
+            if store.manifest.source != "tsv" and all(map(str.isdecimal, learned))
             else "a store with the same classes in the same order: `tokmill build tsv … --label "
             f"{' --label '.join(map(shlex.quote, learned[:8]))}`",
         )

@@ -145,3 +145,28 @@ def test_bits_per_byte_are_of_all_bytes(stores: Path) -> None:
     assert "bits_per_byte" not in evaluate(
         stores / "run-open", stores / "open", device="cpu", quiet=True
     )
+
+
+def test_bits_per_byte_are_not_of_words_that_a_vocabulary_lacks(tmp_path: Path) -> None:
+    """Also where the rows that are evaluated have none of them."""
+    words = {"<unk>": 0, "</s>": 1, "a": 2, "b": 3}
+    one: Any = Tokenizer(models.WordLevel(words, "<unk>"))
+    one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    one.add_special_tokens(["<unk>", "</s>"])
+    (tmp_path / "tok").mkdir()
+    one.save(str(tmp_path / "tok/tokenizer.json"))
+    beside = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>"}
+    (tmp_path / "tok/tokenizer_config.json").write_text(json.dumps({**beside, "eos_token": "</s>"}))
+    lines = ["a b a b b a"] * 20
+    for name, last in (("known", "a b"), ("unknown", "a strange b")):
+        (tmp_path / "d.txt").write_text("\n".join([*lines, last]))
+        quick_build(
+            "text", tmp_path / "d.txt", tmp_path / name, tokenizer=str(tmp_path / "tok"),
+            record="line",
+        )  # fmt: skip
+    value = toy.recipe(tmp_path / "known", 2, data={"batch": 4}, task={"length": 16})
+    tokmill.train(value, tmp_path / "run", quiet=True)
+    for rows in (0, 2):
+        for name in ("known", "unknown"):
+            found = evaluate(tmp_path / "run", tmp_path / name, rows=rows, device="cpu", quiet=True)
+            assert ("bits_per_byte" in found) == (name == "known")

@@ -1,6 +1,5 @@
 """Next token: targets, counts, metrics, heads."""
 
-import dataclasses
 import math
 from typing import Any
 
@@ -74,18 +73,6 @@ def test_metrics_by_hand() -> None:
     assert report["perplexity"] == pytest.approx(math.e**2)
     assert report["bits_per_byte"] == pytest.approx(2 / math.log(2) / 4)
     assert "bits_per_byte" not in task().report({"loss": 6.0}, 3)
-    # One sign for all words that a vocabulary lacks has no bytes of its own.
-    named = Inputs(SIZES, roles={"token": {"unk": 8}})
-    model = Decoder(DecoderConfig(dim=8, layers=1, heads=2), named)
-    one = NextToken(NextTokenConfig(length=5), model, named)
-    given = to_tensors(one.prepare(batch()), torch.device("cpu"))
-    assert "unk" not in one.train()(given)[1]
-    for sums in (one.eval()(given)[1], one.scored(given)[0]):
-        assert sums["unk"] == 1
-        assert one.report(sums, 8, 4.0).keys() == {"loss", "perplexity"}
-    known = {name: values.clamp(max=7) for name, values in given.targets.items()}
-    sums = one(dataclasses.replace(given, targets=known))[1]
-    assert one.report(sums, 8, 4.0).keys() == {"loss", "perplexity", "bits_per_byte"}
     assert task().report({"loss": 1e4}, 1)["perplexity"] == math.inf
 
 
