@@ -1,7 +1,7 @@
 """Commands at random for a long time, killed at random and continued: nothing may be lost or leak.
 
 Before that each command runs once undisturbed; what the others leave has to be equal to the byte.
-Beside them live a training that is pushed, and a process that reads batches by address, samples
+Beside them live a training, and a process that reads batches by address, samples
 and queries an index: in the last third neither may hold more than in the one before.
 
     python benchmarks/soak.py FOLDER [--minutes 60] [--seed 1]
@@ -57,9 +57,8 @@ def jobs(base: Path, out: Path, root: str, far: str, draw: random.Random) -> dic
         "push-and-pull": [f"store push {store} {far}", pull],
         "train": [f"train {store} --val {store} {train}"],
         "train-by-address": [f"train {at} --val {at} {train}"],
-        "train-and-push": [f"train {store} --val {store} {train} --push {far}"],
         "programs": [f"build x86 {base}/programs --layout {LAYOUT} -o {out}/out {workers}"],
-        "index": [f"similarity index {index} -o {out}/out/i --fresh"],
+        "index": [f"similarity index {index} -o {out}/out/i"],
         "select": [f"build select {store} --unique -o {out}/out {workers}"],
         "export": [f"store export npz {at} -o {out}/out/e --max-length 64 --pad-id 1"],
     }
@@ -122,13 +121,12 @@ class Soak:
                 if code not in (0, -9, -15, 3, 5) or kills < -9:
                     raise AssertionError(f"{name}: exit code {code}: {line}")
                 time.sleep(5 * (code == 5))  # Workers of one that was killed may hold the folder.
-                if code and kind == "train-and-push" and draw.random() < 0.5:
-                    shutil.rmtree(out / "out", ignore_errors=True)  # The machine is lost.
         assert left(kind, out) == self.whole[kind], f"{name}, {kind}: not equal"
         self.done[kind] += 1
         shutil.rmtree(out)
         for one in remote.listed(far):
-            remote.delete(one.address)
+            obstore, client, key = remote._client(one.address)
+            obstore.delete(client, key)
 
     def work(self, ends: float) -> None:
         while time.monotonic() < ends:
@@ -168,7 +166,7 @@ def main() -> None:
         ends, children = time.monotonic() + 60 * given.minutes, {}
         train = f"-m tokmill train {folder}/base-build/out -o {folder}/long {TINY} {LONG}"
         for name, line in {"live": f"{__file__} {folder} --live {soak.far}",
-                           "train": f"{train} --push {soak.far}/long"}.items():  # fmt: skip
+                           "train": train}.items():  # fmt: skip
             log = (folder / f"{name}.log").open("w")
             words = [sys.executable, *line.split()]
             children[name] = subprocess.Popen(words, stdout=log, stderr=log)

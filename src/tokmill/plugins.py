@@ -335,8 +335,10 @@ def _join_installed() -> None:
         name, _, kind = point.name.partition(".")
         if name not in TABLES or not kind:
             raise UsageError(
-                f"the entry point {point.name!r} = {point.value!r} names no table of parts",
-                hint=f"TABLE.NAME, such as LIFTERS.angr; tables are {', '.join(TABLES)}",
+                f"the entry point {point.name!r} = {point.value!r} of the package "
+                f"{point.dist.name if point.dist else '?'} names no table of parts",
+                hint="uninstall the package if it is of an older tokmill; else TABLE.NAME, such as "
+                f"LIFTERS.angr; tables are {', '.join(TABLES)}",
             )
         line = point.dist.metadata["Summary"] if point.dist else point.value
         TABLES[name].setdefault(kind, Part(point.value, "", line))

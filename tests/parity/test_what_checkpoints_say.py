@@ -120,6 +120,15 @@ def test_the_index_says_which_file_has_a_tensor(tmp_path: Path) -> None:
     for file, other in ((first, last), (last, first)):
         old = {name: value + 1 for name, value in tensors[other].items()}
         save_file({**old, **tensors[file]}, tmp_path / "m" / file, {"format": "pt"})
+    (name, _), *_ = ((name, file) for name, file in index.items() if file == first)
+    spare = {key: one for key, one in tensors[first].items() if key != name}
+    # One that is in another file than the index says is still there.
+    save_file(
+        {**load_file(tmp_path / "m" / last), name: tensors[first][name]},
+        tmp_path / "m" / last,
+        {"format": "pt"},
+    )
+    save_file(spare, tmp_path / "m" / first, {"format": "pt"})
     import_model(tmp_path / "m", tmp_path / "again")
     weights = "model/model.safetensors"
     assert (tmp_path / "again" / weights).read_bytes() == (tmp_path / "run" / weights).read_bytes()

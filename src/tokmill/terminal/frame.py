@@ -66,7 +66,10 @@ ELSEWHERE = {
     **dict.fromkeys(["stride", "padding", "save-frequency", "windows-per-file"], WINDOWS),
     **dict.fromkeys(["margin", "negatives", "semi-hard"], f"{MINE} triplets"),
     "max-length": f"{WINDOWS}; {SELECT} records",
-    "executor": "`--part i/n` is a machine's part of a build, and `--workers` the processes on it",
+    **dict.fromkeys(
+        ["executor", "address"],
+        "`--part i/n` is a machine's part of a build, and `--workers` the processes on it",
+    ),
     "merge-type": f"{DICT}, without --key a list",
     **dict.fromkeys(["min-length", "ratio", "sample-ratio", "unique"], f"{SELECT} records"),
 }

@@ -64,6 +64,7 @@ def test_another_model_is_told_by_the_keys_that_differ(run: Path, tmp_path: Path
     ("model", "told"),
     [
         ({"dropout": 0.1}, ""),
+        ({"kv_heads": 2, "head_dim": 8}, ""),
         ({"norm_eps": 0.1}, "model.norm_eps: 1e-05 → 0.1"),
         ({"heads": 1, "rope_theta": 9.0}, "model.heads: 2 → 1; model.rope_theta: 10000.0 → 9.0"),
     ],
@@ -82,7 +83,7 @@ def test_what_no_weight_shows_is_told(
     value = {"data": {"train": str(run.parent / "store"), "batch": 8}, "task": {"kind": task}}
     value |= {"run": {"start": str(run), "steps": 1}, "model": {"dim": 16, **model}}
     tokmill.train(value, tmp_path / "new", quiet=True)
-    notes = [one for one in capsys.readouterr().err.splitlines() if "not quite that" in one]
+    notes = [one for one in capsys.readouterr().err.splitlines() if "the model differs" in one]
     assert len(notes) == bool(told) and all(one.endswith(f": {told}") for one in notes)
 
 

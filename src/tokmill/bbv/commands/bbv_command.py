@@ -1,6 +1,7 @@
 """`tokmill bbv`: execution profiles of programs that run here, and files of basic block vectors."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -184,13 +185,7 @@ def shared_points(
         raise UsageError(
             "one program shares nothing", where=str(store), hint="build a store of several programs"
         )
-    # A name out of a store is a path of a trace at times.
-    stems = [name.replace("/", "_") for name in executions.names]
-    if out is not None and len(set(stems)) < len(stems):
-        raise UsageError(
-            f"files of two programs would have one name: {', '.join(executions.names)}",
-            hint="build them with other names: --program NAME",
-        )
+    stems = [] if out is None else _stems(executions.names)
     if signatures == UNTRAINED:
         vectors = reading.untrained(opened, executions)
     else:
@@ -222,6 +217,17 @@ def shared_points(
             "left_out": executions.left_out,
         }
     )
+
+
+def _stems(names: Sequence[str]) -> list[str]:
+    # A name out of a store is a path of a trace at times.
+    stems = [name.replace("/", "_") for name in names]
+    if len(set(stems)) < len(stems):
+        raise UsageError(
+            f"files of two programs would have one name: {', '.join(names)}",
+            hint="build them with other names: --program NAME",
+        )
+    return stems
 
 
 def _errors(shared: Shared) -> dict[str, Floats]:

@@ -222,7 +222,7 @@ OTHER_WAYS = {
     "gradient_accumulation_steps": "data.batch is the whole batch; run.micro_tokens is the most "
     "that one forward takes, and the rest follows",
     "dtype": "--set run.precision=bf16",
-    "push": "a copy of RUN made at any time, such as by `aws s3 sync`, can be continued elsewhere",
+    "push": "a copy of RUN, such as by `aws s3 sync`, can be continued elsewhere",
     **dict.fromkeys(
         ["warmup_ratio", "warmup_proportion"],
         "optim.warmup counts steps; bert_adam takes a share, optim.warmup_share",

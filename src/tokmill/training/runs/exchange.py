@@ -81,9 +81,10 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     tensors: dict[str, Tensor] = {}
     for name in sorted(names):
-        read = read_fetched(inside(folder, name))
-        # A file may hold older values of a tensor that the index finds in another one.
-        tensors |= {key: one for key, one in read.items() if file_of.get(key, name) == name}
+        for key, one in read_fetched(inside(folder, name)).items():
+            # A file may hold older values of a tensor that the index finds in another one.
+            if key not in tensors or file_of.get(key) == name:
+                tensors[key] = one
     return tensors
 
 

@@ -151,8 +151,13 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
         if key.partition(".")[0] in LEARNED
     }
     of_model = {key: one for key, one in changed.items() if key.startswith(OF_MODEL)}
-    told = "; ".join(f"{key}: {one}" for key, one in of_model.items() if "dropout" not in key)
-    notes = [f"the model is not quite that of {place}, whose weights it takes: {told}"] * bool(told)
+    # A size of 0 stands for one that follows from others; another one would not fit the weights.
+    told = "; ".join(
+        f"{key}: {one}"
+        for key, one in of_model.items()
+        if "dropout" not in key and "0" not in one.split(" → ")
+    )
+    notes = [f"the model differs from that of {place}, whose weights it takes: {told}"] * bool(told)
     if before["task"]["kind"] != config.task.kind:
         if (note := task.start_from(place)) is not None:
             return note
