@@ -102,7 +102,7 @@ def test_profile_of_a_program(here: Here, tmp_path: Path) -> None:
         "--", tmp_path / "count",
     )  # fmt: skip
     assert out.startswith("p/count.bb.gz: ") and "CPI, modelled: " in out
-    assert "few intervals" in told
+    assert "few intervals: a longer execution makes more" in told
     (says,) = re.findall("next: tokmill (.*)", told)
     here(*says.split())
     assert (tmp_path / "POINTS/count.simpoints").is_file()

@@ -110,6 +110,8 @@ def test_simulate_the_points_then_estimate(
         (("empty.bb", "-o", "x"), "", 1),
         (("zeros.bb", "-o", "x"), "no interval has instructions", 1),
         (("bad.bb", "--cpi", "bad.csv"), "cpi is -1", 1),
+        (("bad.bb", "--cpi", "no.csv"), "no.csv: no interval with instructions has a CPI", 1),
+        (("zeros.bb", "--cpi", "none-of-2.csv"), "no interval has instructions", 1),
         (("none.bb", "-o", "x"), "none.bb: there is no such file", 1),
         (("bad.bb", "--cpi", "none.csv"), "none.csv: there is no such file", 1),
     ],
@@ -122,9 +124,19 @@ def test_what_is_refused(
     (tmp_path / "zeros.bb").write_text("T:1:0\nT:2:0\n")
     (tmp_path / "bad.bb").write_text("T:1:5\n")
     (tmp_path / "bad.csv").write_text("cpi\n-1\n")
+    (tmp_path / "no.csv").write_text("instructions,cpi\n5,\n")
+    (tmp_path / "none-of-2.csv").write_text("instructions,cpi\n0,\n0,\n")
     _, err = here("simpoint", *arguments, code=code)
     assert said in err and "hint:" in err
     assert not (tmp_path / "x").exists()
+
+
+def test_intervals_that_are_left_out_are_counted_once(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "a.bb").write_text("T:1:10\nT\nT:1:10\nT\nT:2:10\n")
+    (tmp_path / "a.csv").write_text("interval,cpi\n0,1\n1,\n2,\n3,5\n4,2\n")
+    (report,) = json.loads(here("simpoint", "a.bb", "--cpi", "a.csv", "--json")[0])
+    assert (report["empty"], report["unmeasured"], report["instructions"]) == (2, 1, 20)
+    assert report["true_cpi"] == 1.5
 
 
 def test_a_trace_that_may_be_cut_off_is_told(here: Here, tmp_path: Path) -> None:

@@ -229,6 +229,11 @@ def newlines(folder: Path) -> Path:
     return folder / "lines.gz"
 
 
+def blanks(folder: Path) -> Path:
+    (folder / "blanks.gz").write_bytes(gzip.compress(b" " * (64 * MIB)) * 15)
+    return folder / "blanks.gz"
+
+
 READ = (
     "import sys; from tokmill.base import bounds; bounds.own_process = True; from {0} import {1}; "
 )
@@ -272,6 +277,11 @@ BOMBS: dict[str, tuple[Callable[[Path], Path], list[str], int, str]] = {
             ("cpi", "read_measures", "it is empty"),  # its rows are read one by one
         )
     },
+    "blanks for rates": (
+        blanks,
+        ["-c", READ.format("tokmill.bbv.traces.cpi", "read_rates").replace("]", "], [], 0"),
+         "{file}"],
+        1, "reading it takes more than"),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -19,7 +20,7 @@ from tokmill.bbv.store_blocks import open_blocks
 from tokmill.bbv.traces.addresses import Addresses, read_addresses, read_maps
 from tokmill.bbv.traces.block_vectors import BlockVectors, row_sums
 from tokmill.bbv.traces.cpi import RATES, Measures, check_measures, read_measures
-from tokmill.bbv.traces.read import SIDECARS, Sidecars, pieces, stem_of, without_sidecars
+from tokmill.bbv.traces.read import SIDECARS, Sidecars, pieces, stem_of, thread_of, without_sidecars
 from tokmill.builds.scan import FolderOptions, find_files
 from tokmill.builds.source import Item, WholeFiles
 from tokmill.store.manifest import OtherFile, Reference
@@ -154,12 +155,12 @@ class BbvSource(WholeFiles):
             check_measures(measures, sums, paths["cpi"], item.path)
         program = self.config.program or stem_of(Path(item.name)).as_posix()
         trace = 0 if self.config.shared_ids else int(item.digest[:16], 16)
-        batch = None
-        shares = [0.0]
+        thread, batch, shares = thread_of(item.path), None, [0.0]
         for piece in pieces(item.path, tell=shares.append):
             # What the file declares is known only at its end, so the last batch is held back.
             if batch is not None:
                 yield batch
+            piece = replace(piece, declared=piece.declared._replace(thread=thread))
             counted["intervals"] += len(piece)
             counted["entries"] += piece.entries
             counted["instructions"] += int(piece.instructions.sum())

@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import os
 import re
 from pathlib import Path
 
@@ -114,6 +115,16 @@ def test_any_chunks_give_what_the_slow_reader_gives(
         parts = list(pieces(path, tell=told.append))
     assert [row for part in parts for row in rows_of(part)] == wanted
     assert len(told) == len(parts) and told == sorted(told) and told[-1] == 1.0
+
+
+def test_a_pipe_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "PIECE", 3)
+    monkeypatch.setattr(reader, "CHUNK", 4000)
+    end, begin = os.pipe()
+    os.write(begin, b"T:1:2 :3:4\n" * 5000)
+    os.close(begin)
+    assert sum(map(len, pieces(f"/dev/fd/{end}"))) == 5000
+    os.close(end)
 
 
 @pytest.mark.parametrize(

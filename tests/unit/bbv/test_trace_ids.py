@@ -84,16 +84,27 @@ def test_a_trace_is_known_by_its_content(tmp_path: Path) -> None:
     assert not shared.column("trace").any() and held(shared) == [*phases(1), *phases(2)]
 
 
+@pytest.mark.parametrize(
+    ("head", "end"),
+    [
+        ("", "\n# Thread 23\n#   Total intervals: 9\n\n"),
+        ("", "\n# Thread 23"),
+        ("", "\n# Thread 23\n# " + "long " * 2000 + "\n"),
+        ("# Thread 23\n", ""),
+        ("# Thread 23\n" + "# more\n" * 200, "# end\n" * 200),
+        ("", ""),
+    ],
+)
+@pytest.mark.parametrize("chunk", [12, 40, 41, 1 << 20])
 def test_all_intervals_of_a_long_trace_have_its_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str, end: str, chunk: int
 ) -> None:
     """valgrind's exp-bbv says it at the end of the file."""
     monkeypatch.setattr(reading, "PIECE", 3)
-    monkeypatch.setattr(reading, "CHUNK", 40)
-    for name, end in (("two.bb", "\n# Thread 2\n#   Total intervals: 9\n\n"), ("one.bb", "")):
-        (tmp_path / name).write_text("T:1:5   :2:7   \n" * 9 + end)
-        store = quick_build("bbv", tmp_path / name, tmp_path / f"{name}.store")
-        assert store.column("thread").tolist() == [2 if end else 1] * 9
+    monkeypatch.setattr(reading, "CHUNK", chunk)
+    (tmp_path / "a.bb").write_text(head + "T:1:5   :2:7   \n" * 9 + end)
+    store = quick_build("bbv", tmp_path / "a.bb", tmp_path / "s")
+    assert store.column("thread").tolist() == [23 if head + end else 1] * 9
 
 
 def test_what_needs_a_store_of_blocks(tmp_path: Path) -> None:

@@ -101,9 +101,10 @@ def _print_profile(profiled: Any) -> None:
             f"{marks['every']:,}. call ({marks['kind']})"
         )
     if len(profiled.vectors) < FEW:
-        say(
-            "note: few intervals: --every-blocks down to 100,000, or a longer execution, makes more"
-        )
+        asked = profiled.about["asked"]
+        blocks = "--every-blocks down to 100,000, or " if asked["every_blocks"] > 100_000 else ""
+        option = "a larger --intervals, or " if asked["measured"] else blocks
+        say(f"note: few intervals: {option}a longer execution makes more")
     trace = shell_word(profiled.trace)
     table = shlex.quote(str(profiled.trace).removesuffix(".bb.gz") + ".intervals.csv")
     say(f"next: tokmill simpoint {trace} --cpi {table} -o POINTS")
@@ -194,8 +195,7 @@ def shared_points(
 
             signatures = embed_store(signatures, opened.path, quiet=quiet).overlay
             say(f"{opened.path}: overlay {signatures}")
-        table = VectorTable(opened, signatures)
-        vectors = table.units(executions.records).astype(np.float64) / 2048
+        vectors = VectorTable(opened, signatures).units(executions.records).astype(float) / 2048
     with Progress("programs", len(executions.names), unit="programs", quiet=quiet) as bar:
         shared = sharing.shared_points(executions, vectors, points, seed=seed, advance=bar.advance)
     if out is not None:

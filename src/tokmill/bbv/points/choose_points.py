@@ -54,7 +54,7 @@ class Trace:
     kind: str = ""
     """Kind of the CPI: measured, simulated, given or modelled."""
     unmeasured: int = 0
-    """Intervals whose CPI is not known; they are left out of everything."""
+    """Intervals with instructions whose CPI is not known; they are left out of everything."""
     torn: bool = False
     """Whether the last line of the block vectors does not end, as that of a file that is cut."""
     other_lines: int = 0
@@ -69,7 +69,7 @@ class Report(msgspec.Struct, kw_only=True):
     empty: int
     """Intervals without instructions; none of them is a point."""
     unmeasured: int = 0
-    """Intervals without a CPI where CPI was given; they are left out of everything."""
+    """Intervals with instructions but without a CPI, where CPI was given; they are left out."""
     torn: bool = False
     """Whether the last line of the block vectors does not end: the file may be cut off."""
     other_lines: int = 0
@@ -115,14 +115,20 @@ def load(name: str, path: Path, memory: Path | None, cpi: Path | None, *, quiet:
         raise TokmillError(
             "the file has no CPI", where=str(cpi), hint="a column `cpi`, `cpi_measured`, …"
         )
-    values = measures.cpi[measures.kind]
-    unknown = np.isnan(values)
+    values, ran = measures.cpi[measures.kind], trace.instructions > 0
+    unknown = np.isnan(values) & ran
+    if ran.any() and (unknown == ran).all():
+        raise TokmillError(
+            "no interval with instructions has a CPI",
+            where=str(cpi),
+            hint=f"is it the right file? its CPI, {measures.kind}, is empty there",
+        )
     if unknown.any():
         vectors = plugins.require("scipy.sparse").diags_array((~unknown).astype(float)) @ vectors
     return replace(
         known,
         vectors=vectors.tocsr(),
-        cpi=np.where(unknown, 1.0, values),
+        cpi=np.where(np.isnan(values), 1.0, values),
         kind=measures.kind,
         unmeasured=int(unknown.sum()),
     )

@@ -95,15 +95,13 @@ def nearest(labels: Ints, distances: Floats, weights: Floats) -> Ints:
     Args:
         labels: (intervals,) of clusters, all of which occur.
         distances: (intervals,) to the centre, or squares of them.
-        weights: (intervals,) instructions.
+        weights: (intervals,) instructions, above 0.
     """
-    squares = np.bincount(labels, weights**2)
-    sums = np.bincount(labels, weights)
-    usual = np.divide(squares, sums, out=np.zeros_like(sums), where=sums > 0)
+    usual = np.bincount(labels, weights**2) / np.bincount(labels, weights)
     small = weights < TINY * usual[labels]
     # The last key of `lexsort` counts first.
     order = np.lexsort((np.arange(len(labels)), distances, small, labels))
-    return order[np.searchsorted(labels[order], np.arange(len(sums)))]
+    return order[np.searchsorted(labels[order], np.arange(len(usual)))]
 
 
 def different(points: Floats, enough: int) -> int:

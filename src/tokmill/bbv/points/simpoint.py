@@ -141,15 +141,14 @@ def unexplained(vectors: Matrix, weights: Floats, labels: Ints) -> float:
     sparse = plugins.require("scipy.sparse")
     total = weights.sum()
     # weight × (vector / its sum) = the vector itself, as a weight is its vector's sum.
-    inverse = np.divide(1.0, weights, out=np.zeros_like(weights), where=weights > 0)
-    squares = float(np.asarray(vectors.multiply(vectors).sum(axis=1)).reshape(-1) @ inverse)
+    squares = float(np.asarray(vectors.multiply(vectors).sum(axis=1)).reshape(-1) @ (1 / weights))
     sizes = np.bincount(labels, weights)
     members = sparse.csr_matrix(
         (np.ones(len(labels)), (labels, np.arange(len(labels)))), (len(sizes), len(labels))
     )
     sums = members @ vectors
     of_clusters = np.asarray(sums.multiply(sums).sum(axis=1)).reshape(-1)
-    share = np.divide(of_clusters, sizes, out=np.zeros_like(sizes), where=sizes > 0).sum()
+    share = (of_clusters / sizes).sum()
     whole = np.asarray(vectors.sum(axis=0), dtype=np.float64).reshape(-1)
     spread = squares - float(whole @ whole) / total
     return float(max(0.0, (squares - share) / spread)) if spread > 1e-12 * squares else 0.0

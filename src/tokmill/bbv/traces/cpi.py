@@ -12,7 +12,7 @@ import io
 import itertools
 import re
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,14 +28,16 @@ from tokmill.store.schema import Array
 
 Floats = npt.NDArray[np.float64]
 
-INTERVAL = "interval"
+INTERVAL, COUNTED = "interval", "instructions"
 NUMBER = re.compile(r"[-+]?(?:[\d.]+(?:e[-+]?\d+)?|nan|inf)")
-HINT = "a line an interval: a header such as `interval,l1_miss_rate`, then `0,0.012`"
+HINT = "a line an interval, no words: a header such as `interval,l1_miss_rate`, then `0,0.012`"
+Choose = Callable[[Sequence[str]], Sequence[str]]
+Parse = Callable[[bytes], dict[str, Array]]
 
 
 @bounded_reader
 def read_table(
-    path: Path, count: int, *, partly: bool = False, without: Sequence[str] = ()
+    path: Path, count: int, *, partly: bool = False, parse: Parse = lambda data: _csv(data, list)
 ) -> dict[str, Floats]:
     """Return the columns of a table, each (intervals,) float64.
 
@@ -44,24 +46,27 @@ def read_table(
         count: number of intervals of the program.
         partly: whether intervals may be missing; they are NaN then, and `interval` must be there,
             counted from 0. Of all intervals, they may also count from 1.
-        without: columns that are not read.
+        parse: gives the columns that are read.
 
     Raises:
-        TokmillError: a cell is no finite number, or intervals are missing, surplus or stand twice.
+        TokmillError: a cell is no finite number (`instructions` may be empty), a rate is negative,
+            or intervals are missing, surplus or stand twice.
     """
     try:
-        columns = _csv(content(path), every=True, without=without)
+        columns = parse(content(path))
     except (ValueError, csv.Error) as error:
         raise TokmillError(
             f"the table cannot be read: {error}", where=str(path), hint=HINT
         ) from None
     for name, values in columns.items():
-        if not np.isfinite(values).all():
+        bad = np.isinf(values) | (np.isnan(values) & (name != COUNTED))
+        bad |= (values < 0) & (name in RATES)
+        if bad.any():
+            row = int(bad.argmax())
             raise TokmillError(
-                f"{name} of line {int((~np.isfinite(values)).argmax()) + 1} after the header is "
-                "not finite",
+                f"{name} of row {row + 1} is {values[row]:g}",
                 where=str(path),
-                hint="leave out what was not measured",
+                hint="leave out what was not measured: the interval, or the column of the rate",
             )
     if INTERVAL not in columns and partly:
         raise TokmillError(
@@ -106,7 +111,9 @@ FEW = 8
 """With fewer intervals, cycles that rise by chance could be taken for a running total."""
 SLOW_START = 3
 """Above so many times the CPI of the others, the cycles of a first interval may be no total."""
-MEASURES = {INTERVAL, "instructions", *CPI_NAMES, *RATES}
+MEASURES = (INTERVAL, COUNTED, *CPI_NAMES, *RATES)
+LIKE_CPI = re.compile("cpi.*|ipc|cycles|seconds")
+"""Columns that say what CPI says."""
 FORMS = "CSV with a header (interval, cpi), a JSON list of numbers, or gem5's timeline"
 
 
@@ -135,9 +142,8 @@ def read_measures(path: Path | str) -> Measures:
     rate can have (negative, infinite; a CPI of 0).
     """
     data = content(path)
-    text = data.lstrip()[:1]
     try:
-        columns = _json(data) if text in (b"[", b"{") else _csv(data)
+        columns = _json(data) if data.lstrip()[:1] in (b"[", b"{") else _csv(data)
     except (ValueError, csv.Error) as error:
         raise TokmillError(
             f"the file of CPI cannot be read: {error}", where=str(path), hint=FORMS
@@ -159,10 +165,11 @@ def read_measures(path: Path | str) -> Measures:
                 hint="leave the value empty where nothing was measured",
             )  # fmt: skip
     length = len(next(iter(columns.values())))
-    return Measures(cpi, rates, columns.get("instructions"), columns.get("interval"), length)
+    return Measures(cpi, rates, columns.get(COUNTED), columns.get(INTERVAL), length)
 
 
-def _csv(data: bytes, *, every: bool = False, without: Sequence[str] = ()) -> dict[str, Array]:
+def _csv(data: bytes, choose: Choose | None = None) -> dict[str, Array]:
+    """Return the columns that `choose` gives of all names; without it those of `MEASURES`."""
     reader = csv.reader(io.TextIOWrapper(io.BytesIO(data), "utf-8-sig", newline=""), strict=True)
     rows: Iterator[list[str]] = (row for row in reader if row and not row[0].startswith("#"))
     first = next(rows, None)
@@ -171,11 +178,11 @@ def _csv(data: bytes, *, every: bool = False, without: Sequence[str] = ()) -> di
     names = [name.strip().lower() for name in first]
     if len(set(names)) < len(names):
         raise ValueError("a column stands twice")
-    if len(names) == 1 and NUMBER.fullmatch(names[0]) and not every:
+    if len(names) == 1 and NUMBER.fullmatch(names[0]) and not choose:
         names, rows = ["cpi"], itertools.chain([first], rows)
     if NUMBER.fullmatch(names[0]):
         raise ValueError("its first line does not name the columns")
-    read = set(names if every else MEASURES).difference(without)
+    read = choose(names) if choose else MEASURES
     columns = {name: array("d") for name in names if name in read}
     for number, row in enumerate(rows, 1):
         if len(row) != len(names):
@@ -320,14 +327,22 @@ def check_measures(measures: Measures, sums: Array, path: Path | str, trace: Pat
 def read_rates(path: Path, sums: Array, trace: Path) -> dict[str, Floats]:
     """Return the rates in a file of the intervals of a trace, whose instructions are `sums`.
 
-    In a table, all columns are rates but CPI, modelled or not; in JSON, those of `RATES`.
+    Those of `RATES` that it has; a table that has none of them: all columns but those like CPI.
     """
-    if content(path).lstrip()[:1] in (b"[", b"{"):
-        measures = read_measures(path)
-    else:
-        rates = read_table(path, len(sums), without=CPI_NAMES)
-        measures = Measures({}, rates, rates.pop("instructions", None), None, len(sums))
-    check_measures(measures, sums, path, trace)
-    if not measures.rates:
-        raise TokmillError("the file has no rate", where=str(path), hint="CPI is none")
-    return measures.rates
+    rates = read_table(path, len(sums), parse=_parse_rates)
+    check_measures(Measures({}, {}, rates.pop(COUNTED, None), None, len(sums)), sums, path, trace)
+    if not rates:
+        raise TokmillError("the file has no rate", where=str(path), hint="CPI and time are none")
+    return rates
+
+
+def _parse_rates(data: bytes) -> dict[str, Array]:
+    columns = _json(data) if data.lstrip()[:1] in (b"[", b"{") else _csv(data, _of_rates)
+    wanted = _of_rates(list(columns))
+    return {name: column for name, column in columns.items() if name in wanted}
+
+
+def _of_rates(names: Sequence[str]) -> Sequence[str]:
+    if any(name in RATES for name in names):
+        return (INTERVAL, COUNTED, *RATES)
+    return [name for name in names if not LIKE_CPI.fullmatch(name)]

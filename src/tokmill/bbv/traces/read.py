@@ -12,6 +12,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +74,14 @@ def pieces(
     """Yield the intervals of a file in pieces of whole rows, of about `PIECE` entries.
 
     Memory is bounded by a piece and the longest row. The last piece has the facts of the file
-    (`declared`, `ignored`, `torn`), all have its thread. `tell` is called before each piece with
-    the share of the file that was read. Raises as `read`.
+    (`declared`, `ignored`, `torn`). `tell` is called before each piece with the share of the file
+    that was read. Raises as `read`.
     """
     parser = _Parser(Path(path))
     size = Path(path).stat().st_size if Path(path).exists() else 0
     parts: list[BlockVectors] = []
     rows = count = 0
-    instructions, thread = 0.0, None
+    instructions = 0.0
     with Progress(f"reading {Path(path).name}", size, quiet=quiet) as progress:
         for part in parser.run(progress):
             instructions += part.counts.sum(dtype=np.float64)
@@ -95,8 +96,7 @@ def pieces(
                 )
             if count >= PIECE:
                 tell(min(1.0, progress.reached / max(size, 1)))
-                thread = thread or _thread(path)
-                yield replace(joined(parts), declared=thread)
+                yield joined(parts)
                 parts, count = [], 0
     stated = parser.declared().intervals
     if stated is not None and stated != rows:
@@ -121,13 +121,15 @@ def pieces(
     )
 
 
-def _thread(path: Path | str) -> Declared:
-    """Return the thread that a file is of, which exp-bbv writes at its end."""
-    end = b""
-    for data in _Parser(Path(path)).content(Progress("", 0, quiet=True)):
-        end = (end + data)[-KEPT * 100 :]
-    match = DECLARED["thread"].search(end)
-    return Declared(thread=int(match[1]) if match else None)
+def thread_of(path: Path | str) -> int | None:
+    """Return the thread that a file says it is of, wherever: exp-bbv writes it at the end."""
+    text = b""
+    for data in chain(_Parser(Path(path)).content(Progress("", 0, quiet=True)), [b"\n"]):
+        text = text[-KEPT:] + data
+        # White space after it: a chunk may end between two digits.
+        if match := re.search(rb"# Thread (\d{1,18})\s", text):
+            return int(match[1])
+    return None
 
 
 class _Parser:
