@@ -36,7 +36,10 @@ WARNING = 1
 
 
 class Code:
-    """The code sections of a program one after the other, without stubs; an offset counts bytes."""
+    """The code sections of a program one after the other, without stubs; an offset counts bytes.
+
+    The sections of recorded blocks are not in order of their addresses.
+    """
 
     def __init__(self, program: Program) -> None:
         sections = [s for s in program.sections if s.execute and not s.stubs]
@@ -45,6 +48,8 @@ class Code:
         self._low, self._high = np.asarray(ranges, np.uint64).reshape(-1, 2).T
         self._high = np.maximum.accumulate(self._high)
         self.base = np.asarray([section.address for section in sections], np.uint64)
+        self._order = np.argsort(self.base, kind="stable")
+        self._ordered_base = self.base[self._order]
         self.edge = np.zeros(len(sections) + 1, np.int64)
         np.cumsum([len(section.data) for section in sections], out=self.edge[1:])
         self.size = int(self.edge[-1])
@@ -95,10 +100,11 @@ class Code:
                 inside += np.uint64(first)
                 np.copyto(result, inside, where=here, casting="unsafe")
             return result
-        part = np.searchsorted(self.base, address, side="right") - 1
+        place = np.searchsorted(self._ordered_base, address, side="right") - 1
+        part = self._order[place]
         inside = (address - self.base[part]).astype(np.int64)
         sizes = np.diff(self.edge)
-        ok = (part >= 0) & (inside >= 0) & (inside < sizes[part])
+        ok = (place >= 0) & (inside >= 0) & (inside < sizes[part])
         return np.where(ok, self.edge[part] + inside, -1)
 
     def behind_stubs(self, address: Array) -> Array:
