@@ -8,7 +8,8 @@ import pytest
 from tokmill.x86.lift.cfg import lift
 from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import Instructions
-from tokmill.x86.lift.findings import skip_padding
+from tokmill.x86.lift.findings import gaps, skip_padding
+from tokmill.x86.lift.reach import Ways
 from x86_programs import compiles, flat, symbols
 
 
@@ -31,6 +32,17 @@ def test_a_function_may_begin_with_nop(code: str, begin: int) -> None:
     instructions.sweep()
     size = len(bytes.fromhex(code))
     assert skip_padding(instructions, np.asarray([1]), np.asarray([size])).tolist() == [begin]
+
+
+def test_what_is_known_of_reached_code_stays_until_more_is_reached() -> None:
+    instructions = Instructions(Code(flat(bytes.fromhex("c3 90c3 c3"))))
+    instructions.sweep()
+    none = np.zeros(0, np.int64)
+    ways = Ways(instructions, none, (none, none))
+    for row, begins, stays in ((0, [1], False), (0, [1], True), (1, [3], False), (2, [3], True)):
+        ways.reach(np.asarray([row]))
+        assert ("gaps" in ways.known) == stays, row
+        assert gaps(ways)[0].tolist() == begins
 
 
 def test_such_a_function_is_found_where_it_begins() -> None:

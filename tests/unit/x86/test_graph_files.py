@@ -14,6 +14,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import KEY, SUM, WHOLE, read_about, read_graph, write_graph
 from tokmill.x86.lift.cfg import lift
+from x86_graphs import Block, graph_of
 from x86_programs import CPP_SOURCE, compiles, flat, stripped
 
 
@@ -161,6 +162,15 @@ def test_blocks_behind_the_last_address_are_refused(graph: Graph, tmp_path: Path
     write_graph(far, tmp_path / "x.parquet")
     with pytest.raises(TokmillError, match="after the last address"):
         read_graph(tmp_path / "x.parquet")
+
+
+def test_functions_that_do_not_begin_at_their_entry_are_refused(tmp_path: Path) -> None:
+    path, without = tmp_path / "x.parquet", Block(0x2010)
+    write_graph(graph_of({0x2000: [Block(0x1000), without], 0x3000: [Block(0x3000)]}), path)
+    assert len(read_graph(path).block_address) == 3, "a function without a block at its address"
+    write_graph(graph_of({0x1: [Block(1)], 0x2000: [Block(0x1000), Block(0x2000)]}), path)
+    with pytest.raises(TokmillError, match="function 0x2000 begins with another block"):
+        read_graph(path)
 
 
 def test_damage_to_the_data_is_seen(graph: Graph, tmp_path: Path) -> None:

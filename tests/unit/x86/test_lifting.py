@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from tokmill import plugins
 from tokmill.base.errors import UsageError
 from tokmill.base.files import write_file
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs import lifting
 from tokmill.x86.graphs.graph_files import read_about, read_graph
 from tokmill.x86.graphs.lifting import find_programs, lift_files
+from x86_graphs import Block, graph_of
 from x86_programs import C_SOURCE, assembled, compiles, pe_file
 
 
@@ -93,6 +95,19 @@ def test_a_graph_file_of_another_version_is_made_again(
     monkeypatch.setattr("tokmill.x86.graphs.graph_files.VERSION", 99)
     report = lift_files([str(programs)], out)
     assert (report.made, report.kept) == (3, 0)
+
+
+def test_a_lifter_whose_functions_begin_elsewhere_is_refused(
+    programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = graph_of({0x2000: [Block(0x1000), Block(0x2000)]})
+    monkeypatch.setitem(plugins.LIFTERS, "old", plugins.LIFTERS["native"])
+    monkeypatch.setattr(plugins, "load", lambda *_: lambda _: old)
+    report = lift_files([str(programs / "first")], tmp_path / "out", lifter="old")
+    assert report.refused == {
+        "lifter old made a wrong graph: function 0x2000 begins with another block": 1
+    }
+    assert "update its package" in report.refusals[0].hint and not graphs(tmp_path / "out")
 
 
 def test_processes_make_the_same_bytes(programs: Path, tmp_path: Path) -> None:

@@ -114,9 +114,11 @@ def drawn_graph(draw: np.random.Generator, program: str) -> Graph:
     for at in sorted(draw.choice(addresses, 5, replace=False).tolist()):
         inside = {at, *draw.choice(addresses, draw.integers(0, 4)).tolist()}
         inside = sorted(inside, key=lambda one: (one < at, one))
+        left_out = set() if draw.random() < 0.8 else {draw.choice(inside)}
         functions[at] = [
             Block(a, edges=[_edge(draw, aims) for _ in range(draw.integers(0, 4))])
-            for a in (inside if draw.random() < 0.8 else inside[:-1])
+            for a in inside
+            if a not in left_out
         ]
     texts = ["%s", "usage: %s", "a longer text", "another text"]
     strings = {a: draw.choice(texts, draw.integers(0, 3)).tolist() for a in addresses}

@@ -246,6 +246,26 @@ def test_an_instruction_across_the_border_of_two_blocks(tmp_path: Path) -> None:
     assert found.unresolved == [(0x11, "no instruction")]
 
 
+@pytest.mark.parametrize(
+    "functions",
+    [{0x2000: 0x1000}, {0x2000: 0x3000, 0x4000: 0x3800}]
+    + [{0x20000 + i: 0x10000 + i for i in range(0, 0x8000, 0x1000)}],
+)
+def test_calls_within_parts_at_lower_addresses(tmp_path: Path, functions: dict[int, int]) -> None:
+    value = {}
+    for address, cold in functions.items():
+        blocks = {}
+        for at in (*range(address, address + 0x400, 0x100), cold):
+            # call 1f; 2: pause; lfence; jmp 2b; 1: mov [rsp], rax; ret
+            blocks[at] = (bytes.fromhex("e807000000"), [at + 12])
+            blocks[at + 5] = (bytes.fromhex("f3900faee8ebf9"), [at + 5])
+            blocks[at + 12] = (bytes.fromhex("48890424c3"), [])
+        value[f"f{address}"] = function(address, graph_of(blocks))
+    (found,) = graphs_of(put(tmp_path / "a_extract.pkl", value))
+    kinds = found.edge_kind.tolist()
+    assert (kinds.count(Edge.CALL), kinds.count(Edge.JUMP)) == (0, 10 * len(functions))
+
+
 def test_an_empty_extract(tmp_path: Path) -> None:
     (found,) = graphs_of(put(tmp_path / "a-b-O1-c_extract.pkl", {}))
     assert found.program == "a-b-O1-c" and len(found.function_address) == 0

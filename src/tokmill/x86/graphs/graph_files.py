@@ -251,6 +251,7 @@ def _check(graph: Graph) -> None:
     last = np.uint64(2**64 - 1) - np.diff(graph.block_bytes).astype(np.uint64)
     if (graph.block_address > last).any():
         raise ValueError("a block ends after the last address")
+    graph.check_entries()
 
 
 def _fits(graph: Graph) -> bool:

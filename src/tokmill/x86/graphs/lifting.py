@@ -28,6 +28,7 @@ from tokmill.base.files import (
     remove_leftovers,
     sha256_file,
 )
+from tokmill.base.headers import refused
 from tokmill.base.progress import Progress, human_count
 from tokmill.builds.processes import in_processes
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
@@ -37,7 +38,7 @@ from tokmill.x86.image import elf, pe
 from tokmill.x86.image.program import producer_of
 
 PICKLE = ".pkl"
-PICKLES = "saved_index 2"
+PICKLES = "saved_index 3"
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -200,6 +201,8 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
         graph: Graph = plugins.require("tokmill.x86.lift.cfg").lift(file.path, facts=facts)
     else:
         graph = plugins.load(plugins.LIFTERS, lifter)(file.path)
+        with refused(f"lifter {lifter} made a wrong graph", file.path, hint="update its package"):
+            graph.check_entries()
     graph.program = file.name
     graph.compiler, graph.level = producer_of(file.path)
     return graph

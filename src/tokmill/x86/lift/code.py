@@ -45,6 +45,7 @@ class Code:
         self._low, self._high = np.asarray(ranges, np.uint64).reshape(-1, 2).T
         self._high = np.maximum.accumulate(self._high)
         self.base = np.asarray([section.address for section in sections], np.uint64)
+        self._order = np.argsort(self.base, kind="stable")
         self.edge = np.zeros(len(sections) + 1, np.int64)
         np.cumsum([len(section.data) for section in sections], out=self.edge[1:])
         self.size = int(self.edge[-1])
@@ -95,10 +96,11 @@ class Code:
                 inside += np.uint64(first)
                 np.copyto(result, inside, where=here, casting="unsafe")
             return result
-        part = np.searchsorted(self.base, address, side="right") - 1
+        place = np.searchsorted(self.base, address, side="right", sorter=self._order) - 1
+        part = self._order[place]
         inside = (address - self.base[part]).astype(np.int64)
         sizes = np.diff(self.edge)
-        ok = (part >= 0) & (inside >= 0) & (inside < sizes[part])
+        ok = (place >= 0) & (inside >= 0) & (inside < sizes[part])
         return np.where(ok, self.edge[part] + inside, -1)
 
     def behind_stubs(self, address: Array) -> Array:

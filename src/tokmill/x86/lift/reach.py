@@ -125,7 +125,8 @@ class Ways:
             rows, run = rows[lowest], run[lowest]
             before = np.minimum(self.first[run], self.last[run] + 1)
             self.first[run] = rows
-            self.known.clear()
+            if len(rows):
+                self.known.clear()
             low = np.searchsorted(self.source, rows)
             ways = expand(low, np.searchsorted(self.source, before) - low)
             low = np.searchsorted(self.call, rows)
