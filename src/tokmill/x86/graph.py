@@ -151,6 +151,14 @@ class Graph:
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.block_address) + 1, np.int64))
 
+    def check_entries(self) -> None:
+        """Raise `ValueError` if the block at the address of a function is not its first."""
+        function = owners(self.function_blocks)
+        entry = self.block_address == self.function_address[function]
+        late = entry & ~entry[self.function_blocks[function]]
+        for at in self.block_address[late]:
+            raise ValueError(f"function {at:#x} begins with another block")
+
     def portions(self, most: int) -> Iterator[tuple[int, int]]:
         """Yield ranges of functions with up to so many instructions, or of one function."""
         ends = self.block_instructions[self.function_blocks[1:]]

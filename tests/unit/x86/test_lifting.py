@@ -105,9 +105,9 @@ def test_a_lifter_whose_functions_begin_elsewhere_is_refused(
     monkeypatch.setattr(plugins, "load", lambda *_: lambda _: old)
     report = lift_files([str(programs / "first")], tmp_path / "out", lifter="old")
     assert report.refused == {
-        "the graph of lifter old is wrong: function 0x2000 begins with another block": 1
+        "lifter old made a wrong graph: function 0x2000 begins with another block": 1
     }
-    assert "update the package" in report.refusals[0].hint and not graphs(tmp_path / "out")
+    assert "update its package" in report.refusals[0].hint and not graphs(tmp_path / "out")
 
 
 def test_processes_make_the_same_bytes(programs: Path, tmp_path: Path) -> None:

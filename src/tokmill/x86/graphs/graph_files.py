@@ -251,16 +251,7 @@ def _check(graph: Graph) -> None:
     last = np.uint64(2**64 - 1) - np.diff(graph.block_bytes).astype(np.uint64)
     if (graph.block_address > last).any():
         raise ValueError("a block ends after the last address")
-    check_entries(graph)
-
-
-def check_entries(graph: Graph) -> None:
-    """Raise `ValueError` if the block at the address of a function is not the function's first."""
-    function = owners(graph.function_blocks)
-    at = graph.block_address == graph.function_address[function]
-    late = function[at & ~at[graph.function_blocks[function]]]
-    if len(late):
-        raise ValueError(f"function {graph.function_address[late[0]]:#x} begins with another block")
+    graph.check_entries()
 
 
 def _fits(graph: Graph) -> bool:

@@ -33,15 +33,7 @@ from tokmill.base.progress import Progress, human_count
 from tokmill.builds.processes import in_processes
 from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_files import (
-    LINES,
-    SUFFIX,
-    About,
-    check_entries,
-    read_about,
-    read_graph,
-    write_graph,
-)
+from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, read_graph, write_graph
 from tokmill.x86.image import elf, pe
 from tokmill.x86.image.program import producer_of
 
@@ -209,9 +201,8 @@ def lift_file(file: InputFile, lifter: str = "native", *, facts: bool = False) -
         graph: Graph = plugins.require("tokmill.x86.lift.cfg").lift(file.path, facts=facts)
     else:
         graph = plugins.load(plugins.LIFTERS, lifter)(file.path)
-        hint = "update the package that adds this lifter"
-        with refused(f"the graph of lifter {lifter} is wrong", file.path, hint=hint):
-            check_entries(graph)
+        with refused(f"lifter {lifter} made a wrong graph", file.path, hint="update its package"):
+            graph.check_entries()
     graph.program = file.name
     graph.compiler, graph.level = producer_of(file.path)
     return graph

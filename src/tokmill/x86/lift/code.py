@@ -36,10 +36,7 @@ WARNING = 1
 
 
 class Code:
-    """The code sections of a program one after the other, without stubs; an offset counts bytes.
-
-    The sections of recorded blocks are not in order of their addresses.
-    """
+    """The code sections of a program one after the other, without stubs; an offset counts bytes."""
 
     def __init__(self, program: Program) -> None:
         sections = [s for s in program.sections if s.execute and not s.stubs]
@@ -49,7 +46,6 @@ class Code:
         self._high = np.maximum.accumulate(self._high)
         self.base = np.asarray([section.address for section in sections], np.uint64)
         self._order = np.argsort(self.base, kind="stable")
-        self._ordered_base = self.base[self._order]
         self.edge = np.zeros(len(sections) + 1, np.int64)
         np.cumsum([len(section.data) for section in sections], out=self.edge[1:])
         self.size = int(self.edge[-1])
@@ -100,7 +96,7 @@ class Code:
                 inside += np.uint64(first)
                 np.copyto(result, inside, where=here, casting="unsafe")
             return result
-        place = np.searchsorted(self._ordered_base, address, side="right") - 1
+        place = np.searchsorted(self.base, address, side="right", sorter=self._order) - 1
         part = self._order[place]
         inside = (address - self.base[part]).astype(np.int64)
         sizes = np.diff(self.edge)
