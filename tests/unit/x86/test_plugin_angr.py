@@ -88,7 +88,9 @@ def test_an_entry_point_of_no_table_is_named(tmp_path: Path, repository: Path) -
         command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2, done.stderr
-    assert "'FOO.angr' = 'tokmill_angr:lift' names no table" in done.stderr
+    assert (
+        "'FOO.angr' = 'tokmill_angr:lift' of the package tokmill-angr names no table" in done.stderr
+    )
 
 
 def answer() -> angr.Answer:
