@@ -1,5 +1,6 @@
 """Unwind tables: the ranges of functions and parts, and landing pads."""
 
+import re
 import struct
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tokmill.x86.image.eh_frame import read_unwind
 from tokmill.x86.image.image import Program, Section
 from tokmill.x86.image.program import open_program
 from tokmill.x86.lift.cfg import lift
-from x86_programs import CPP_SOURCE, compiles, stripped, symbols
+from x86_programs import CPP_SOURCE, compiles, run, stripped, symbols
 
 BASE, CODE, TABLE = 0x5000, 0x1000, 0x7000
 
@@ -146,3 +147,19 @@ def test_code_behind_an_exception_belongs_to_its_function(built: Path, by: str) 
     assert symbols(path)["_Z7measureRKSt6vectorINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIc"
                          "EEESaIS5_EE"] in graph.function_address[owner].tolist()  # fmt: skip
     assert set(program.unwind.pad.tolist()) <= set(graph.block_address.tolist())
+
+
+THROWS = r"""
+struct Kept { ~Kept(); int x; };
+int g(int);
+int f(int a) { Kept kept; try { return g(a); } catch (int e) { return e; } }
+"""
+
+
+def test_a_personality_of_the_size_of_an_address_in_32_bits(built: Path) -> None:
+    path = compiles(built, "throws.s", THROWS, "-m32", "-O2", "-fno-pic", "-x", "c++", "-c")
+    shown = run("readelf", "--debug-dump=frames", str(path))
+    sizes = {int(b, 16) - int(a, 16) for a, b in re.findall(r"pc=(\w+)\.\.(\w+)", shown)}
+    unwind = open_program(path).unwind
+    assert set((unwind.stop - unwind.start).tolist()) == sizes and len(sizes) == 2
+    assert len(unwind.pad) == 1

@@ -302,6 +302,39 @@ def test_packed_relocations_are_as_the_others(built: Path, width: str, sections:
     assert functions <= set(values[1].tolist())
 
 
+@pytest.mark.parametrize("width", ["-m64", "-m32"])
+@pytest.mark.parametrize("kind", ["-shared", "-c"])
+def test_pointers_into_the_middle_of_a_symbol(built: Path, width: str, kind: str) -> None:
+    """The distance lies beside the relocation in 64 bits, at its place in 32."""
+    source = "int all[9] = {1}, none[9], more[9]; int f(void) { return none[1]; }"
+    source += "int *one = &all[3], *two = all + 4, *last = more;"
+    flags = (width, kind, "-fPIC", "-nostdlib", "-fcommon")
+    program = open_program(compiles(built, f"middle{width}{kind}", source, *flags))
+    at = dict(zip(program.symbol_name, program.symbol_address, strict=True))
+    named_at = np.asarray([at["one"], at["two"], at["last"]], np.uint64)
+    expected = [at["all"] + 12, at["all"] + 16, at["more"]]
+    assert program.load(named_at).tolist() == expected
+    assert kind == "-c" or set(expected) <= set(program.pointers.tolist())
+    # Common symbols, which no section holds yet, lie apart from each other and from all else.
+    assert abs(int(at["more"]) - int(at["none"])) >= 36 and min(program.symbol_address) > 0x100
+
+
+def test_symbols_end_where_the_next_table_begins(built: Path) -> None:
+    """lld writes versions and hashes between the symbols and their strings."""
+    path = compiles(built, "ends", "int f(void) { return 1; } int g = 2;", "-shared", "-nostdlib")
+    bare = without_sections(path)
+    program, data = open_program(bare), bytearray(bare.read_bytes())
+    assert program.exports == ["f", "g"]
+    dynamic = next(one for one in open_program(path).sections if one.name == ".dynamic")
+    tags = dict(dynamic.data.view("<u8").reshape(-1, 2).tolist())
+    begin = data.index(dynamic.data.tobytes())
+    # Now the hashes seem to be where the second of the symbols was.
+    at = begin + 16 * [*tags].index(0x6FFFFEF5) + 8
+    struct.pack_into("<Q", data, at, tags[6] + 2 * 24)
+    bare.write_bytes(data)
+    assert len(open_program(bare).exports) == 1
+
+
 @pytest.mark.parametrize("base", [0, 0x1000])
 def test_code_at_address_0(built: Path, base: int) -> None:
     source = (

@@ -1,6 +1,7 @@
 """PE files as programs: sections, imports, exports, unwind ranges, moved pointers."""
 
 import re
+import struct
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,16 @@ def test_a_small_file_made_by_hand(tmp_path: Path) -> None:
     }
     # A call of an import is followed: its slot says which.
     assert graph.unresolved == []
+
+
+def test_a_section_without_a_place_in_the_file_holds_nothing(tmp_path: Path) -> None:
+    data = bytearray(pe_file(CODE, ("GetTickCount",)))
+    headers = data.index(b".text")
+    second = headers + 40
+    struct.pack_into("<I", data, second + 20, 0)
+    path = tmp_path / "nowhere.exe"
+    path.write_bytes(data)
+    assert [section.address for section in open_program(path).sections] == [0x140001000]
 
 
 def test_a_call_that_ends_the_process_ends_the_block(tmp_path: Path) -> None:

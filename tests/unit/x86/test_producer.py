@@ -29,6 +29,17 @@ def test_gcc_says_version_and_level(built: Path, flags: str, level: str) -> None
     assert producer_of(path) == Producer(f"gcc-{version}", level)
 
 
+def test_a_unit_has_the_producer_that_it_names_first(built: Path) -> None:
+    """The place of the first text, 0, is also that of the lowest address of units with ranges."""
+    parts = []
+    for n, level in enumerate(("-O0", "-O2", "-O2", "-O2")):
+        apart = f'__attribute__((section(".text.apart"))) int apart{n}(int a) {{ return a + {n}; }}'
+        source = f"int f{n}(int a) {{ return a; }} {apart if n else ''}"
+        parts.append(str(compiles(built, f"unit{n}.o", source, "-c", "-g", level)))
+    run("ld", "-e", "f0", "-o", str(built / "units"), *parts)
+    assert producer_of(built / "units").level == "O2"
+
+
 def test_other_compilers(built: Path) -> None:
     path = compiles(built, "producer-cpp", CPP_SOURCE, "-g", "-Ofast", by="g++")
     assert producer_of(path).level == "Ofast"

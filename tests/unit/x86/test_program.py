@@ -98,9 +98,10 @@ def test_a_cut_pe_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_cxx_names_are_shown_as_they_were_written() -> None:
-    names = ["main", "_ZN3foo3barEiPKc", "_ZSt9terminatev", "_Zbroken", "", "_start"]
+    names = ["main", "_ZN3foo3barEiPKc", "_ZSt9terminatev", "_Zbroken", "", "_start", "_Z1fDF16b"]
     assert demangle(names) == [
-        "main", "foo::bar(int, char const*)", "std::terminate()", "_Zbroken", "", "_start"
+        "main", "foo::bar(int, char const*)", "std::terminate()", "_Zbroken", "", "_start",
+        "_Z1fDF16b",
     ]  # fmt: skip
 
 

@@ -14,7 +14,8 @@ from tokmill.x86.image.image import NONE, Program, Section, Unwind, changes, exp
 
 OMIT, PC_RELATIVE = 0xFF, 0x10
 SIZES = {0x02: 2, 0x03: 4, 0x04: 8, 0x0A: 2, 0x0B: 4, 0x0C: 8}
-"""Low half of a pointer's encoding → its bytes; 0 means the size of an address."""
+"""Low half of a pointer's encoding → its bytes; of another than 0, the size of an address, they
+are not known."""
 # If such a rule comes before the first advance, other code has set up the frame.
 FRAME_RULES = (0x05, 0x0C, 0x0D, 0x0E)
 SAVED_REGISTER = (0x80, 0xBF)
@@ -76,7 +77,7 @@ def _frame_table(program: Program, frame: Section) -> tuple[Array, Array, Array,
             groups.setdefault(body - number, []).append(body + 4)
         else:
             bodies[place] = body
-            commons[place] = _common(data, body + 4, body + length)
+            commons[place] = _common(data, body + 4, body + length, word)
         place = body + length
     padded = np.frombuffer(data + bytes(32), np.uint8)
     columns = [NO_RANGES]
@@ -88,7 +89,11 @@ def _frame_table(program: Program, frame: Section) -> tuple[Array, Array, Array,
     return start, stop, table, fragment
 
 
-def _common(data: bytes, place: int, end: int) -> _Common | None:
+def _size(encoding: int, word: int) -> int:
+    return SIZES.get(encoding & 0x0F, 0 if encoding & 0x0F else word)
+
+
+def _common(data: bytes, place: int, end: int, word: int) -> _Common | None:
     """Read a common information entry; None if it is of an unknown kind."""
     result = _Common()
     version = data[place]
@@ -113,7 +118,7 @@ def _common(data: bytes, place: int, end: int) -> _Common | None:
         elif letter == "L":
             result.table = data[place]
         elif letter == "P":
-            size = SIZES.get(data[place] & 0x0F, 0 if data[place] & 0x0F else 8)
+            size = _size(data[place], word)
             if not size:
                 return None
             place += size
@@ -131,7 +136,7 @@ def _common(data: bytes, place: int, end: int) -> _Common | None:
 def _descriptions(
     data: Array, address: int, word: int, common: _Common, place: Array
 ) -> tuple[Array, Array, Array, Array]:
-    size = SIZES.get(common.pointer & 0x0F, word if common.pointer & 0x0F == 0 else 0)
+    size = _size(common.pointer, word)
     if not size or common.pointer & 0xF0 not in (0, PC_RELATIVE):
         return NO_RANGES
     place = place[place + 2 * size < len(data) - 16]
@@ -141,8 +146,8 @@ def _descriptions(
     rules = place + 2 * size
     if common.augmented:
         length_of, rules = _leb128(data, rules)
-        size = SIZES.get(common.table & 0x0F, word)
-        if common.table != OMIT and common.table & 0xF0 in (0, PC_RELATIVE):
+        size = _size(common.table, word)
+        if size and common.table & 0xF0 in (0, PC_RELATIVE):
             has = length_of >= size
             raw = _numbers(data, rules[has], size, signed=False)
             value = _pointers(data, rules[has], common.table, size, address, word)

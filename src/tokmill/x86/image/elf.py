@@ -33,9 +33,11 @@ FINAL = ".data.rel.ro"
 """Begins the names of sections that are written only while the program is loaded."""
 # Kinds of segments.
 LOAD, DYNAMIC, THREAD, EH_FRAME_HEADER = 1, 2, 7, 0x6474E550
-UNDEFINED, RESERVED, LARGE_NUMBER = 0, 0xFF00, 0xFFFF
+UNDEFINED, RESERVED, COMMON, LARGE_NUMBER = 0, 0xFF00, 0xFFF2, 0xFFFF
 NO_SECTION = -1
-"""Section number of symbols that are absolute or common."""
+"""Section number of symbols that are absolute."""
+COMMON_UNIT, MOST_COMMON = 64, 1 << 32
+"""Bytes of which common symbols get whole multiples, and most bytes of one."""
 RELATIVE = 8
 """The type of relocations that add the place where the file is loaded, on both machines."""
 
@@ -65,6 +67,8 @@ class Tag:
 
     PLTRELSZ, PLTGOT, STRTAB, SYMTAB, RELA, RELASZ, INIT, FINI = 2, 3, 5, 6, 7, 8, 12, 13
     REL, RELSZ, PLTREL, JMPREL, RELRSZ, RELR = 17, 18, 20, 23, 35, 36
+    TABLES = (STRTAB, 4, 0x6FFFFEF5, 0x6FFFFFF0, 0x6FFFFFFC, 0x6FFFFFFE)
+    """What linkers put behind the symbols: strings, hashes, versions."""
     FLAGS_1, IS_EXECUTABLE = 0x6FFFFFFB, 0x08000000
     """The tag of flags, and the flag of a position-independent executable."""
     ARRAYS = ((25, 27), (26, 28), (32, 33))
@@ -128,6 +132,8 @@ class Elf:
             count = count or int(first["size"][0])
             names = int(first["link"][0]) if names == 0xFFFF else names
         self.sections = self._table(SECTION[self.width], sections, section_size, count)
+        if self.kind == "relocatable":
+            self._add_commons()
         self.headers_end = len(head) if wide else 52
         """Bytes of the header, and of the table of segments where it follows."""
         if segments <= self.headers_end:
@@ -163,6 +169,16 @@ class Elf:
         if size < form.itemsize:
             return np.zeros(0, form)
         return self.data[offset : offset + size // form.itemsize * form.itemsize].view(form)
+
+    def _add_commons(self) -> None:
+        """Add a section for common symbols (C without initialiser, Fortran), behind all others."""
+        more = np.zeros(1, self.sections.dtype)
+        more["type"], more["flags"], more["align"] = NOBITS, ALLOC | WRITE, COMMON_UNIT
+        self.sections = np.append(self.sections, more)
+        for symbols, _, _ in self.symbol_tables():
+            inside = symbols[symbols["section"] == len(self.sections) - 1]
+            more["size"] = np.max(inside["value"] + inside["size"], initial=more["size"][0])
+        self.sections[-1:] = more
 
     def content(self, number: int) -> Array:
         """Return the bytes of a section in the file (u1)."""
@@ -221,6 +237,12 @@ class Elf:
         narrow = self.section_table(number, SYMBOL[self.width])
         symbols = narrow.astype(dtype(SYMBOL[self.width].replace("section u2", "section i4")))
         symbols["section"][narrow["section"] >= RESERVED] = NO_SECTION
+        common = np.flatnonzero(narrow["section"] == COMMON)
+        if len(common) and self.kind == "relocatable":
+            size = np.minimum(symbols["size"][common].astype(np.int64), MOST_COMMON)
+            ends = np.cumsum(-(-size // COMMON_UNIT) * COMMON_UNIT)
+            symbols["section"][common] = len(self.sections) - 1
+            symbols["value"][common] = np.append(0, ends[:-1])
         large = np.flatnonzero(narrow["section"] == LARGE_NUMBER)
         tables = (self.sections["type"] == SYMTAB_SHNDX) & (self.sections["link"] == number)
         if len(large) and tables.any():
@@ -230,10 +252,11 @@ class Elf:
         return symbols, strings
 
     def _dynamic_symbols(self) -> tuple[Array, Array]:
-        # Without sections their number is unknown; linkers put the strings after the symbols.
+        # Without sections their number is unknown; they end where the next table begins.
         table, strings = self.dynamic.get(Tag.SYMTAB, 0), self.dynamic.get(Tag.STRTAB, 0)
+        ends = [at for tag in Tag.TABLES if (at := self.dynamic.get(tag, 0)) > table]
         return (
-            self.at_address(table, SYMBOL[self.width], max(0, strings - table)),
+            self.at_address(table, SYMBOL[self.width], min(ends, default=table) - table),
             self.at_address(strings, "text u1", 1 << 40).view(np.uint8),
         )
 

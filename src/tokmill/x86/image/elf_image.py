@@ -139,11 +139,9 @@ def _link(program: Program, table: Relocations) -> None:
         direct &= symbols["section"] != 0
         value[direct] = symbols["value"][direct]
     written = relative | direct
-    if table.addend is not None:
-        added = relative | (direct & (table.kind == ABSOLUTE))
-        value[added] += table.addend[added].astype(np.uint64)
-    else:
-        value[relative] = program.load(table.place[relative])
+    added = relative | (direct & (table.kind == ABSOLUTE))
+    stored = program.load(table.place) if table.addend is None else table.addend.astype(np.uint64)
+    value[added] = (value + stored)[added] & np.uint64((1 << 8 * program.word) - 1)
     program.store(table.place[written], value[written])
     program.pointers = np.concatenate([program.pointers, value[written]])
     places = table.place[written].astype(np.uint64)

@@ -68,7 +68,7 @@ def _read(data: Array, path: str) -> Program:
         # The padding after what is loaded need not be there.
         size = min(size, int(one.virtual_size) or size)
         refuse_cut(path, len(data), start + size if start else 0)
-        part = data[start : start + size]
+        part = data[start : start + size if start else 0]
         flags = int(one.characteristics)
         address = base + int(one.virtual_address)
         execute = bool(flags & EXECUTE)

@@ -181,7 +181,9 @@ def demangled(name: str) -> str:
     symbol = _symbol()
     symbol.name = name
     plain: str = symbol.demangled_name
-    return plain if 0 < len(plain) <= LONGEST_NAME else name
+    # lief takes `DF16b` and `DF64x`, types of C++23, for fixed-point types, which C++ has not.
+    known = "_Accum" not in plain
+    return plain if 0 < len(plain) <= LONGEST_NAME and known else name
 
 
 @functools.cache
@@ -252,14 +254,19 @@ def producer_of(path: Path) -> Producer:
 
 
 def _of_units(info: bytes, places: Mapping[bytes, Producer]) -> Iterator[Producer]:
-    """Yield the producer of each unit of `.debug_info` that begins with the place of one."""
+    """Yield the producer of each unit of `.debug_info` that begins with the place of one.
+
+    It is the first attribute; a later one may be the same number, most often 0.
+    """
     at = 0
     for _ in range(MOST_UNITS):
         size = int.from_bytes(info[at : at + 4], "little")
         if not size:
             break
         begin = info[at + HEADER : at + BEGIN]
-        yield from (one for place, one in places.items() if place in begin)
+        found = [place for place in places if place in begin]
+        if found:
+            yield places[min(found, key=begin.find)]
         at += 4 + size
 
 

@@ -30,7 +30,7 @@ from tokmill.x86.lift.starts import (
     trapped_starts,
 )
 
-VERSION = 14
+VERSION = 15
 """Raised when the graph of some program changes."""
 ROUNDS = 4096
 """Largest number of rounds. Each round finds something new, and programs need less than 100; the
