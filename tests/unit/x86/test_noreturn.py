@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tokmill.x86.lift.cfg import lift
-from x86_programs import C_SOURCE, assembled, blocks_of, compiles, stripped, symbols
+from tokmill.x86.lift.reach import NoReturn
+from x86_programs import C_SOURCE, assembled, blocks_of, compiles, flat, stripped, symbols
 
 NAMED = r"""
 #include <stdlib.h>
@@ -45,6 +47,16 @@ def test_functions_that_are_known_by_name(built: Path, flags: tuple[str, ...]) -
         for name in ("abort", "exit", "assert", "jump", "err", "error"):
             assert silent_calls(one, at["with_" + name]) == 1, name
         assert silent_calls(one, at["with_warning"]) == 0
+
+
+def test_symbols_of_win32_have_an_underscore_and_names_of_imports_have_none() -> None:
+    program = flat(b"\xc3", bits=32)
+    program.form = "PE"
+    program.slot_name = ["exit", "puts", "_CxxThrowException", "xexit"]
+    program.slot_address = program.slot_target = np.arange(16, 20, dtype=np.uint64)
+    program.function_name = ["_abort", "__exit", "abort"]
+    program.function_address = np.arange(32, 35, dtype=np.uint64)
+    assert NoReturn(program).named.tolist() == [16, 18, 32, 33]
 
 
 STATUS = r"""

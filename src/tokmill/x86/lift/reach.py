@@ -290,11 +290,11 @@ class NoReturn:
         functions = (program.function_address, program.function_name)
         imports = (program.import_address, program.import_name)
         slots = (program.slot_address, program.slot_name)
-        # Names of C functions have a leading underscore in Win32.
+        # Symbols of C functions have a leading underscore in Win32, names in import tables do not.
         cut = program.form == "PE" and program.bits == 32
         self.named = distinct(
             _places([functions], lambda name: _never_returns(name[cut:], NAMES - ORDINARY)),
-            _places([imports, slots], lambda name: _never_returns(name[cut:], NAMES)),
+            _places([imports, slots], lambda name: _never_returns(name, NAMES)),
         )
         """u8, ascending: addresses of functions and stubs, and of slots with their addresses."""
         self.by_status = _places([imports, slots], BY_STATUS.__contains__)
