@@ -10,6 +10,7 @@ from tokmill.x86.lift.code import Code
 from tokmill.x86.lift.decode import Instructions
 from tokmill.x86.lift.findings import gaps, skip_padding
 from tokmill.x86.lift.reach import Ways
+from tokmill.x86.lift.starts import _plausible
 from x86_programs import compiles, flat, symbols
 
 
@@ -43,6 +44,15 @@ def test_what_is_known_of_reached_code_stays_until_more_is_reached() -> None:
         ways.reach(np.asarray([row]))
         assert ("gaps" in ways.known) == stays, row
         assert gaps(ways)[0].tolist() == begins
+
+
+def test_each_gap_is_plausible_by_itself_in_any_order() -> None:
+    instructions = Instructions(Code(flat(bytes.fromhex("c3 55c3 55c3 0655"))))
+    instructions.sweep()
+    none = np.zeros(0, np.int64)
+    ways = Ways(instructions, none, (none, none))
+    found = _plausible(ways, np.asarray([3, 1, 5]), np.asarray([5, 3, 7]))
+    assert found.tolist() == [True, True, False]
 
 
 def test_such_a_function_is_found_where_it_begins() -> None:

@@ -199,6 +199,9 @@ class DataUses:
             targets.append(offset[here])
         self._at, self._end = np.concatenate(places), np.concatenate(ends)
         self._target = np.concatenate(targets)
+        self._rows = (np.zeros(0, np.int32),) * 3
+        """Offsets of all instructions, and of them the rows that end as such an operand does, with
+        its target."""
         self._reads: dict[int, bool] = {}
         """Offset of an instruction → whether it has this memory operand."""
         self._based: dict[tuple[int, int], bool] = {}
@@ -210,12 +213,16 @@ class DataUses:
         if "used" in ways.known:
             return ways.known["used"]
         instructions = ways.instructions
-        row = np.searchsorted(instructions.start, self._at) - 1
-        fits = (row >= 0) & (instructions.start[row] + instructions.length[row] == self._end)
-        fits[fits] = ways.reached(row[fits]) & ~_reached(ways, self._target[fits])
+        start = instructions.start
+        if self._rows[0] is not start:
+            row = np.searchsorted(start, self._at) - 1
+            fits = (row >= 0) & (start[row] + instructions.length[row] == self._end)
+            self._rows = start, row[fits], self._target[fits]
+        _, row, targets = self._rows
+        fits = ways.reached(row) & ~_reached(ways, targets)
         kept = [
             target
-            for one, target in zip(row[fits].tolist(), self._target[fits].tolist(), strict=True)
+            for one, target in zip(row[fits].tolist(), targets[fits].tolist(), strict=True)
             if self._names(code, instructions, one, target)
         ]
         ways.known["used"] = distinct(np.asarray(kept, np.int64), self._bases(code, ways, tables))

@@ -336,7 +336,8 @@ def _plausible(ways: Ways, begin: Array, end: Array, *, ends: bool = True) -> Ar
     bad |= member(inside, ways.missing_source[ways.missing >= 0])
     # An instruction must end where the next one begins.
     start = instructions.start[inside].astype(np.int64)
-    bad[:-1] |= (start + instructions.length[inside])[:-1] > start[1:]
+    over = (start + instructions.length[inside])[:-1] > start[1:]
+    bad[:-1] |= over & (gap[1:] == gap[:-1])
     solid = ~is_padding(instructions, inside)
     final = np.full(len(begin), -1)
     np.maximum.at(final, gap[solid], inside[solid])
