@@ -164,6 +164,11 @@ def test_calls_are_compared_by_what_they_lead_to(tmp_path: Path) -> None:
         block = data["code"][0][1][0]
         assert block[1] == ["call one" if to == 0x2800 else "call two"]
         assert block[2] == expected
+    # The name of an import may be any text.
+    b.import_address, b.import_name = np.asarray([to], np.uint64), ["x block y"]
+    diff_page(a, b, diff, tmp_path / "page.html")
+    data = json.loads(Page((tmp_path / "page.html").read_text()).data)
+    assert data["code"][0][1][0][1:3] == [["call x block y"], "~"]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,8 @@ EXACT = 2000
 """The shortest difference is looked for in pairs of blocks with at most so many instructions."""
 SAME, CHANGED, ALONE = "=", "~", "!"
 """Marks of instructions: the same in both, with other operands, without a counterpart."""
+BLOCK = "\0"
+"""Stands in a key before the number of a block: no name that is shown has it."""
 RIP = re.compile(r"rip[+-]0x[0-9a-f]+")
 FLOW = (Edge.FALL, Edge.JUMP, Edge.BRANCH, Edge.INDIRECT)
 
@@ -138,7 +140,7 @@ class Listing:
         target = instruction.near_branch_target
         if target:
             if target in places and not instruction.is_call_near:
-                operands, key = f"→ {places[target]}", f"block {places[target]}"
+                operands, key = f"→ {places[target]}", f"{BLOCK}{places[target]}"
             else:
                 operands, key = self.targets.get(target, (operands, "elsewhere"))
         elif instruction.is_ip_rel_memory_operand:
@@ -210,8 +212,8 @@ def _function(
 
 
 def _jump(key: str, partners: dict[int, int]) -> str:
-    mnemonic, word, number = (*key.rsplit(" ", 2), "", "")[:3]
-    return f"{mnemonic} block {partners.get(int(number), -1)}" if word == "block" else key
+    mnemonic, mark, number = key.partition(BLOCK)
+    return f"{mnemonic}{BLOCK}{partners.get(int(number), -1)}" if mark else key
 
 
 def _matches(functions: int, matched: Array) -> Array:
