@@ -120,6 +120,10 @@ def test_one_program_to_one_file(programs: Path, tmp_path: Path) -> None:
     assert lift_files([str(programs / "first")], tmp_path / "x.parquet").made == 1
     assert read_graph(tmp_path / "x.parquet").program == "first"
     assert lift_files([str(programs / "first")], tmp_path / "x.parquet").kept == 1
+    # The same bytes under another name are another program.
+    (tmp_path / "again").write_bytes((programs / "first").read_bytes())
+    assert lift_files([str(tmp_path / "again")], tmp_path / "x.parquet").made == 1
+    assert read_graph(tmp_path / "x.parquet").program == "again"
     with pytest.raises(UsageError, match="is one file, and there are"):
         lift_files([str(programs)], tmp_path / "x.parquet")
 

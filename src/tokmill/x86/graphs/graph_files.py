@@ -79,9 +79,10 @@ class About(msgspec.Struct, frozen=True):
     imports: list[tuple[int, str]] = []
     """Address and name of each import, by address."""
 
-    def is_current(self, digest: str, lifter: str) -> bool:
+    def is_current(self, program: str, digest: str, lifter: str) -> bool:
         """Say whether the same file would be written now for a program with this digest."""
-        return (self.version, self.digest, self.lifter) == (VERSION, digest, lifter)
+        known = (self.program, self.version, self.digest, self.lifter)
+        return known == (program, VERSION, digest, lifter)
 
 
 def about(graph: Graph, digest: str = "", lifter: str = "") -> About:

@@ -246,7 +246,7 @@ def _make(task: _Task) -> list[Outcome]:
         if path.suffix == PICKLE:
             return list(_make_pickled(task, digest))
         about = read_about(task.out)
-        if about is not None and about.is_current(digest, task.version):
+        if about is not None and about.is_current(name, digest, task.version):
             return [Outcome(name, about=about)]
         if about is None and task.chosen and task.out.exists():
             what = "there is a file with the name of its graph that is not a graph"
@@ -271,7 +271,7 @@ def _make_pickled(task: _Task, digest: str) -> Iterator[Outcome]:
         graph.level = pickles.level_of(graph.program)
         out = inside(task.out, f"{graph.program}{SUFFIX}", deep=True)
         about = read_about(out)
-        is_new = about is None or not about.is_current(digest, PICKLES)
+        is_new = about is None or not about.is_current(graph.program, digest, PICKLES)
         if is_new:
             about = write_graph(graph, out, digest, PICKLES)
         yield Outcome(graph.program, time.monotonic() - started, is_new, about=about)
