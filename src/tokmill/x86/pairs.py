@@ -24,8 +24,7 @@ from tokmill.builds.source import Item
 from tokmill.store.manifest import OtherFile
 from tokmill.store.schema import Column, Drop, Records, Schema
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_files import read_facts, read_graph
-from tokmill.x86.graphs.lifting import GRAPH
+from tokmill.x86.graphs.graph_files import SUFFIX, read_facts, read_graph
 from tokmill.x86.merged import NoFacts
 from tokmill.x86.pair_records import TEXTS, Walked, nothing, pair_records
 from tokmill.x86.program_source import MOST_TOKENS, Blocks, Walks, X86Source
@@ -219,11 +218,11 @@ def find_graphs(
     version, because the name of its program cannot be read.
     """
     make_them = "make them first, once for all pairs: tokmill cfg FOLDER -o GRAPHS"
-    files, left_out = find_files(inputs, (GRAPH,), choice=choice, instead=make_them)
+    files, left_out = find_files(inputs, (SUFFIX,), choice=choice, instead=make_them)
     named = {Path(argument).absolute() for argument in inputs}
     graphs = []
     for file in files:
-        about = read_facts(file.path) if file.path.suffix == GRAPH else None
+        about = read_facts(file.path) if file.path.suffix == SUFFIX else None
         if about is not None:
             graphs.append(GraphFile(file, about.program))
         elif file.path.absolute() in named:
@@ -250,7 +249,7 @@ class Names:
         self.graphs: dict[str, list[GraphFile]] = {}
         for graph in graphs:
             file = graph.file
-            names = {file.name, file.name.removesuffix(GRAPH), str(file.path.absolute())}
+            names = {file.name, file.name.removesuffix(SUFFIX), str(file.path.absolute())}
             for name in {*names, graph.program, str(file.path)}:
                 self.graphs.setdefault(name, []).append(graph)
 

@@ -21,9 +21,8 @@ from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, in
 from tokmill.builds.source import Frozen, Item, Request, Resources, WholeFiles
 from tokmill.store.schema import Column, Drop, Records, Schema, id_dtype
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_files import read_about
+from tokmill.x86.graphs.graph_files import SUFFIX, read_about
 from tokmill.x86.graphs.lifting import (
-    GRAPH,
     PICKLE,
     find_inputs,
     graphs_in,
@@ -272,7 +271,7 @@ def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> In
                 where=str(file.path),
                 hint=f"make graphs of it first: tokmill cfg {file.path} -o GRAPHS",
             )
-        if file.name in named or file.path.suffix != GRAPH or read_about(file.path) is not None:
+        if file.name in named or file.path.suffix != SUFFIX or read_about(file.path) is not None:
             kept.append(file)
     if not kept:
         raise TokmillError(
@@ -288,7 +287,7 @@ def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> In
 
 def name_of(file: InputFile) -> str:
     """Return the name of a program; for a graph, that of the program it was made from."""
-    about = read_about(file.path) if file.path.suffix == GRAPH else None
+    about = read_about(file.path) if file.path.suffix == SUFFIX else None
     return about.program if about else file.name
 
 

@@ -103,9 +103,9 @@ def built_of(store: Store) -> list[Path]:
             with contextlib.suppress(TokmillError):
                 plans += [read_plan(path) for path in paths]
         if source == "x86":
-            from tokmill.x86.graphs.lifting import GRAPH
+            from tokmill.x86.graphs.graph_files import SUFFIX
 
             for path in paths:
-                if path.suffix == GRAPH and path.exists() or any(path.rglob(f"*{GRAPH}")):
+                if path.suffix == SUFFIX and path.exists() or any(path.rglob(f"*{SUFFIX}")):
                     inputs.append(path)
     return list(dict.fromkeys(inputs))

@@ -15,8 +15,6 @@ from tokmill.x86.commands.program_options import (
     reads_programs,
 )
 
-READABLE = "ELF and PE files for x86 are read"
-
 
 @reads_programs
 def cfg(
@@ -39,6 +37,7 @@ def cfg(
     """
     from tokmill.x86.graphs.graph_files import LINES, SUFFIX
     from tokmill.x86.graphs.lifting import lift_files
+    from tokmill.x86.image.program import READABLE
 
     inputs, how = programs
     # One program has a file, whose suffix may be misspelled; several have a folder, and that of

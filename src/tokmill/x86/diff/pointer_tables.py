@@ -99,12 +99,10 @@ class Places:
         table = self.similarity(pairs, probability).tocoo()
         kept = table.data > STRONG
         one, other = table.row[kept], table.col[kept]
-        starts_a, starts_b = (
-            np.searchsorted(s.table, np.arange(s.users.shape[1] + 1)) for s in (a, b)
-        )
-        size = np.diff(starts_a)[one]
+        starts = np.searchsorted(a.table, np.arange(a.users.shape[1] + 1))
+        size = np.diff(starts)[one]
         number = np.repeat(np.arange(len(one)), size)
-        slot = expand(starts_a[one], size)
+        slot = expand(starts[one], size)
         width = max(int(b.offset.max(initial=0)), int(a.offset.max(initial=0))) + 1
         key = b.table * width + b.offset
         wanted = other[number].astype(np.int64) * width + a.offset[slot]

@@ -81,6 +81,15 @@ def matrices(bags: Sequence[Bag]) -> list[Any]:
     return result
 
 
+def ones_at(row: Array, column: Array, shape: tuple[int, int]) -> Any:
+    """Return a CSR matrix (f4) with a 1 at some places (i8), which may be repeated."""
+    key = distinct(row * max(shape[1], 1) + column)
+    row, column = np.divmod(key, max(shape[1], 1))
+    starts = np.searchsorted(row, np.arange(shape[0] + 1))
+    ones = np.ones(len(row), np.float32), column, starts
+    return plugins.require("scipy.sparse").csr_array(ones, shape=shape)
+
+
 def tf_idf(counts: Sequence[Any]) -> list[Any]:
     """Return TF-IDF of CSR counts with the same columns.
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
-from tokmill.x86.features.bags import Bag, bag, grams, hash_texts
+from tokmill.x86.features.bags import Bag, bag, grams, hash_texts, ones_at
 from tokmill.x86.features.instruction_features import Instructions, instructions_of
 from tokmill.x86.graph import Edge, Graph
-from tokmill.x86.image.image import distinct, find, owners
+from tokmill.x86.image.image import find, owners
 from tokmill.x86.lift.decode import LONGEST
 from tokmill.x86.lift.switches.operands import FRAME, NO_REGISTER, NOP, STACK, operands
 from tokmill.x86.walks import Flow, flow_of
@@ -78,7 +77,6 @@ def import_names(graph: Graph) -> list[str]:
 
 
 def _calls(graph: Graph, owner: Array, imports: Array) -> tuple[Any, tuple[Array, Array]]:
-    sparse = plugins.require("scipy.sparse")
     size = len(graph.function_address)
     caller = np.repeat(owner, np.diff(graph.block_edges))
     leads = np.isin(graph.edge_kind, (Edge.CALL, Edge.JUMP, Edge.BRANCH)) & (graph.edge_target > 0)
@@ -87,10 +85,7 @@ def _calls(graph: Graph, owner: Array, imports: Array) -> tuple[Any, tuple[Array
     # A jump to the beginning of the same function is a loop, and a call of it a recursion: neither
     # says anything about other functions.
     there &= place != caller
-    pairs = distinct(caller[there] * max(size, 1) + place[there])
-    row, column = np.divmod(pairs, max(size, 1))
-    offsets = np.searchsorted(row, np.arange(size + 1))
-    calls = sparse.csr_array((np.ones(len(row), np.float32), column, offsets), shape=(size, size))
+    calls = ones_at(caller[there], place[there], (size, size))
     slot, hit = find(graph.import_address, target)
     return calls, (caller[hit], imports[slot[hit]])
 

@@ -20,8 +20,8 @@ from tokmill.store.store import Store
 from tokmill.x86.features.bags import Bag, bag, matrices, normalized, tf_idf
 from tokmill.x86.features.function_features import BAGS, functions_of
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.graph_files import read_about, read_graph
-from tokmill.x86.graphs.lifting import GRAPH, find_inputs
+from tokmill.x86.graphs.graph_files import SUFFIX, read_about, read_graph
+from tokmill.x86.graphs.lifting import find_inputs
 from tokmill.x86.image.image import find, owners
 from tokmill.x86.image.program import Key, KeyTemplate
 
@@ -164,7 +164,7 @@ def _graphs(
 ) -> Iterator[tuple[int, Graph]]:
     done: set[int] = set()
     for file in find_inputs([str(path) for path in paths]).files:
-        about = read_about(file.path) if file.path.suffix == GRAPH else None
+        about = read_about(file.path) if file.path.suffix == SUFFIX else None
         if about is None:
             continue
         number = keys.get(template.key(about.program, about.compiler, about.level))

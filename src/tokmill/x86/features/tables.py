@@ -9,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from tokmill import plugins
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
-from tokmill.x86.features.bags import Bag, bag, hash_texts
+from tokmill.x86.features.bags import Bag, bag, hash_texts, ones_at
 from tokmill.x86.graph import PLACES, Graph
 from tokmill.x86.image.image import distinct, find
 
@@ -71,7 +70,7 @@ def tables_of(graph: Graph) -> Tables:
         table=table,
         offset=((slot - begin) // word).astype(np.int64),
         size=np.bincount(table)[table] if len(table) else table,
-        users=_ones(owner[hit], used[hit], (size, len(tables))),
+        users=ones_at(owner[hit], used[hit], (size, len(tables))),
         labels=_labels(graph, function[is_function], slot, begin, word),
     )
 
@@ -81,14 +80,6 @@ def _runs(slot: Array, word: np.uint64) -> Array:
     first = np.ones(len(slot), bool)
     first[1:] = slot[1:] != slot[:-1] + word
     return slot[first][np.cumsum(first) - 1]
-
-
-def _ones(row: Array, column: Array, shape: tuple[int, int]) -> Any:
-    sparse = plugins.require("scipy.sparse")
-    key = distinct(row * max(shape[1], 1) + column)
-    row, column = np.divmod(key, max(shape[1], 1))
-    offsets = np.searchsorted(row, np.arange(shape[0] + 1))
-    return sparse.csr_array((np.ones(len(row), np.float32), column, offsets), shape=shape)
 
 
 def _labels(graph: Graph, function: Array, slot: Array, begin: Array, word: np.uint64) -> Bag:

@@ -301,15 +301,12 @@ def _report(done: Sequence[Outcome], left_out: dict[str, int], seconds: float) -
     )
 
 
-GRAPH = SUFFIX
-
-
 def find_inputs(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
     """Return programs, pickles and graph files below some paths, and what was left out.
 
     Like `find_programs`, but takes graph files in folders too.
     """
-    return find_programs(inputs, graphs=(GRAPH,), choice=choice)
+    return find_programs(inputs, graphs=(SUFFIX,), choice=choice)
 
 
 def graphs_in(
@@ -327,7 +324,7 @@ def graphs_in(
     """
     if file.path.suffix == PICKLE:
         yield from plugins.require("tokmill.x86.graphs.saved_index").graphs_of(file.path, levels)
-    elif file.path.suffix == GRAPH:
+    elif file.path.suffix == SUFFIX:
         yield read_graph(file.path)
     else:
         yield lift_file(file, lifter, facts=facts)

@@ -236,18 +236,21 @@ class Program:
         place = address - section.address
         return section.linked[place : place + size]
 
-    def load(self, addresses: Array) -> Array:
-        """Return the pointers (u8) that lie at addresses; 0 where nothing is loaded."""
+    def load(self, addresses: Array, size: int = 0) -> Array:
+        """Return the numbers (u8) of some bytes at addresses; 0 where nothing is loaded.
+
+        `size`: 1, 2, 4 or 8; 0: that of a pointer.
+        """
         result = np.zeros(len(addresses), np.uint64)
         for section in self.sections:
-            place, here = self._inside(section, addresses)
-            result[here] = numbers_at(section.linked, place, f"<u{self.word}")
+            place, here = self._inside(section, addresses, size or self.word)
+            result[here] = numbers_at(section.linked, place, f"<u{size or self.word}")
         return result
 
     def store(self, addresses: Array, values: Array) -> None:
         """Write pointers into the linked bytes, which are copied first."""
         for section in self.sections:
-            place, here = self._inside(section, addresses)
+            place, here = self._inside(section, addresses, self.word)
             if not len(place):
                 continue
             if section.linked is section.data:
@@ -255,8 +258,8 @@ class Program:
             cells = values[here].astype(f"<u{self.word}").view(np.uint8).reshape(-1, self.word)
             section.linked[place[:, None] + np.arange(self.word)] = cells
 
-    def _inside(self, section: Section, addresses: Array) -> tuple[Array, Array]:
-        last = len(section.data) - self.word
+    def _inside(self, section: Section, addresses: Array, size: int) -> tuple[Array, Array]:
+        last = len(section.data) - size
         if last < 0:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         place = addresses - np.uint64(section.address)

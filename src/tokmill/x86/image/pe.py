@@ -182,7 +182,7 @@ def _read_tables(program: Program, binary: Any, base: int) -> None:
         rows = rows[np.argsort(rows[:, 0], kind="stable")]
         rows = rows[rows[:, 1] > rows[:, 0]]
         start = rows[:, 0] + np.uint64(base)
-        flags = _bytes(program, rows[:, 2] + np.uint64(base)) >> 3
+        flags = program.load(rows[:, 2] + np.uint64(base), size=1) >> 3
         chained = ((flags & CHAINED) > 0) | (rows[:, 2] & 1 > 0)
         program.unwind = Unwind(start, rows[:, 1] + np.uint64(base), chained)
     table = directories.get(5)
@@ -200,12 +200,3 @@ def _read_tables(program: Program, binary: Any, base: int) -> None:
         place += size
     program.pointer_address = np.concatenate(slots)
     program.pointers = program.load(program.pointer_address)
-
-
-def _bytes(program: Program, addresses: Array) -> Array:
-    result = np.zeros(len(addresses), np.uint8)
-    for section in program.sections:
-        place = addresses - np.uint64(section.address)
-        here = place < np.uint64(len(section.data))
-        result[here] = section.linked[place[here].astype(np.int64)]
-    return result
