@@ -1,7 +1,7 @@
 """The control flow of one program as columns: lifters make it, and all later steps read it."""
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -150,6 +150,11 @@ class Graph:
         for name in ("block_strings", "block_constants"):
             if not len(getattr(self, name)):
                 setattr(self, name, np.zeros(len(self.block_address) + 1, np.int64))
+
+    def names(self, functions: Iterable[int]) -> list[str]:
+        """Return the names of some functions; one without a symbol is called `sub_401000`."""
+        names, addresses = self.function_name, self.function_address
+        return [names[one] or f"sub_{int(addresses[one]):x}" for one in functions]
 
     def check_entries(self) -> None:
         """Raise `ValueError` if the block at the address of a function is not its first."""

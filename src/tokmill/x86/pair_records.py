@@ -24,7 +24,7 @@ from tokmill.x86.graph import Graph
 from tokmill.x86.image.image import changes, expand, offsets
 from tokmill.x86.image.program import Key
 from tokmill.x86.merged import Merged, merge
-from tokmill.x86.records import Portion, cut_short, names_of, unknown_in
+from tokmill.x86.records import Portion, cut_short, unknown_in
 from tokmill.x86.tokens.templates import Table, Templates
 from tokmill.x86.walks import Walker, Walking, Walks
 
@@ -141,7 +141,7 @@ class _Pair:
         filled = np.diff(merged.walk_graph.function_blocks) > 0
         self.functions = self.functions[filled[self.functions]]
         self.names = Strings.of(
-            [name for g, n in zip(graphs, functions, strict=True) for name in names_of(g, 0, n)]
+            [name for g, n in zip(graphs, functions, strict=True) for name in g.names(range(n))]
         )
         self.addresses = np.concatenate([graph.block_address for graph in graphs])
         self.first_blocks = len(graphs[0].block_address)

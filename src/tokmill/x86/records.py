@@ -117,7 +117,7 @@ class Portion:
     def __init__(self, graph: Graph, first: int, last: int, key: Key, templates: Templates) -> None:
         self.graph, self.key, self.first, self.templates = graph, key, first, templates
         self.functions = np.arange(first, last)
-        self.names = Strings.of(names_of(graph, first, last))
+        self.names = Strings.of(graph.names(range(first, last)))
         self.first_block, self.last_block = graph.function_blocks[[first, last]].tolist()
         self.base, stop = graph.block_instructions[[self.first_block, self.last_block]].tolist()
         self.lengths = graph.lengths[self.base : stop]
@@ -310,15 +310,6 @@ def cut_short(
     limit = np.searchsorted(ends, ends[start] + most - within, "right") - 1
     stop = np.minimum(stop, limit)
     return stop, np.add.reduceat(ends[stop] - ends[start], walks.offsets[:-1])
-
-
-def names_of(graph: Graph, first: int, last: int) -> list[str]:
-    """Return the names of some functions; without a symbol a name is made from the address."""
-    addresses = graph.function_address[first:last].tolist()
-    return [
-        name or f"sub_{address:x}"
-        for name, address in zip(graph.function_name[first:last], addresses, strict=True)
-    ]
 
 
 def unknown_in(ids: Array, table: Table) -> dict[str, int]:

@@ -8,7 +8,7 @@ import pytest
 
 from tokmill.x86.diff.content.other_references import compare_slots
 from tokmill.x86.diff.output.diff_json import diff_file
-from tokmill.x86.diff.output.summary import counts_of, references_of, shown_name
+from tokmill.x86.diff.output.summary import counts_of, references_of
 from tokmill.x86.diff.program_diff import UNVERIFIED, diff_graphs
 from tokmill.x86.diff.result import Diff, Reason
 from tokmill.x86.graph import Edge, Graph
@@ -92,8 +92,8 @@ def test_another_reference_is_a_change_of_one_function(built: Path, name: str, b
         a, b, diff = compared(*programs)
         assert not diff.same and not len(diff.deleted) and not len(diff.inserted)
         (match,) = np.flatnonzero(diff.changed)
-        assert shown_name(a, int(diff.function_a[match])) in ("test", shown_name(
-            b, int(diff.function_b[match])))  # fmt: skip
+        (name_a,), (name_b,) = a.names([diff.function_a[match]]), b.names([diff.function_b[match]])
+        assert name_a in ("test", name_b)
         counts = counts_of(a, b, diff)
         assert (counts.changed, counts.references_only) == (1, 1)
         assert diff.similarity[match] < 1 and references_of(diff, int(match))

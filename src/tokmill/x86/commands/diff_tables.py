@@ -10,7 +10,6 @@ from tokmill.x86.diff.output.summary import (
     REMOVED,
     Counts,
     changed_most,
-    shown_name,
 )
 from tokmill.x86.diff.program_diff import NOT_FOLLOWED
 from tokmill.x86.diff.result import Diff, ProgramChanges
@@ -74,8 +73,7 @@ def print_programs(
     )
     for title, graph, functions in lists:
         if len(functions):
-            names = [shown_name(graph, one) for one in functions.tolist()]
-            print(f"\n{title}: {_listed(names)}")
+            print(f"\n{title}: {_listed(graph.names(functions.tolist()))}")
     _print_other(diff.other)
     if diff.same and not same_bytes:
         where = "data, imports or exports" if diff.other.any else "other bytes"

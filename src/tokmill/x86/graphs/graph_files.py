@@ -151,7 +151,7 @@ def _read_graph(path: Path) -> Graph:
             bits=facts.bits,
             function_address=address,
             function_name=[
-                "" if name == _placeholder(at) else name
+                "" if name == f"sub_{at:x}" else name
                 for name, at in zip(names, address.tolist(), strict=True)
             ],
             function_blocks=np.append(first, len(function)).astype(np.int64),
@@ -300,24 +300,11 @@ def read_about(path: Path) -> About | None:
         return None
 
 
-def _placeholder(address: int) -> str:
-    return f"sub_{address:x}"
-
-
-def _shown(graph: Graph) -> tuple[list[str], list[str]]:
-    addresses = graph.function_address.tolist()
-    names = [
-        name or _placeholder(address)
-        for name, address in zip(graph.function_name, addresses, strict=True)
-    ]
-    return names, demangle(names)
-
-
 def _table(graph: Graph) -> Any:
     arrow = plugins.require("pyarrow")
     blocks = len(graph.block_address)
     number = owners(graph.function_blocks)
-    names, demangled = _shown(graph)
+    names = graph.names(range(len(graph.function_name)))
     code = [None, arrow.py_buffer(graph.block_bytes), arrow.py_buffer(graph.code)]
     kinds = arrow.DictionaryArray.from_arrays(
         arrow.array(graph.edge_kind.view(np.int8)), arrow.array(KINDS, arrow.string())
@@ -329,7 +316,7 @@ def _table(graph: Graph) -> Any:
             ),
             "function": arrow.array(graph.function_address[number]),
             "name": _repeated(names, number),
-            "demangled": _repeated(demangled, number),
+            "demangled": _repeated(demangle(names), number),
             "address": arrow.array(graph.block_address),
             "code": arrow.Array.from_buffers(arrow.large_binary(), blocks, code),
             "lengths": arrow.LargeListArray.from_arrays(

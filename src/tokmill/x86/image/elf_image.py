@@ -224,15 +224,13 @@ def _name_functions(elf: Elf, program: Program, places: Array | None) -> None:
         wanted = typed | ((kind == UNTYPED) & (binding == GLOBAL))
         address = symbols["value"].astype(np.uint64)
         wanted &= section != 0
-        if places is not None:
-            wanted &= (section > 0) & (section < len(places))
-            address[wanted] += places[section[wanted]]
         objects = np.isin(kind, (OBJECT, COMMON, LOCAL)) & (section > 0)
         if places is None:
             address[kind == LOCAL] += np.uint64(program.thread.start)
-        if places is not None:
-            objects &= section < len(places)
-            address[objects] += places[section[objects]]
+        else:
+            inside = (section > 0) & (section < len(places))
+            address[inside] += places[section[inside]]
+            wanted, objects = wanted & inside, objects & inside
         if dynamic:
             named = np.flatnonzero((wanted | objects) & (binding > 0))
             exports.update(text(strings, at) for at in symbols["name"][named].tolist())

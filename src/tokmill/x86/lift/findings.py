@@ -199,7 +199,7 @@ class DataUses:
             targets.append(offset[here])
         self._at, self._end = np.concatenate(places), np.concatenate(ends)
         self._target = np.concatenate(targets)
-        self._rows = (np.zeros(0, np.int32),) * 3
+        self._rows: tuple[Array, Array, Array] = (np.zeros(0, np.int32),) * 3
         """Offsets of all instructions, and of them the rows that end as such an operand does, with
         its target."""
         self._reads: dict[int, bool] = {}

@@ -166,13 +166,11 @@ def _texts(compared: Compared, number: int, operands: Array) -> list[str]:
 def _function_text(compared: Compared, side: int, function: int) -> str:
     """Return the name of a function; of one without a name, in B, also that of its partner."""
     graph, old = compared.sides[side].graph, compared.sides[0].graph
-    name = graph.function_name[function]
     partner = int(compared.functions[side][function])
-    text = name or f"sub_{int(graph.function_address[function]):x}"
-    if name or not side or partner >= len(old.function_name):
+    (text,) = graph.names([function])
+    if graph.function_name[function] or not side or partner >= len(old.function_name):
         return text
-    before = old.function_name[partner] or f"sub_{int(old.function_address[partner]):x}"
-    return f"{text} (old {before})"
+    return f"{text} (old {old.names([partner])[0]})"
 
 
 def _data_text(side: Operands, operand: int, free: int) -> str:

@@ -66,12 +66,8 @@ def shown(text: str, most: int) -> str:
 
 
 def names_of(graph: Graph) -> list[str]:
-    """Return the names of functions to show; `sub_ADDRESS` if there is none."""
-    addresses = graph.function_address.tolist()
-    return [
-        shown(name, LONGEST_NAME) or f"sub_{address:x}"
-        for name, address in zip(demangle(graph.function_name), addresses, strict=True)
-    ]
+    names = graph.names(range(len(graph.function_name)))
+    return [shown(name, LONGEST_NAME) for name in demangle(names)]
 
 
 class Listing:

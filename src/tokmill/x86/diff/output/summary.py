@@ -102,17 +102,13 @@ def instructions(graph: Graph) -> Array:
     return np.diff(graph.block_instructions[graph.function_blocks])
 
 
-def shown_name(graph: Graph, function: int) -> str:
-    return graph.function_name[function] or f"sub_{int(graph.function_address[function]):x}"
-
-
 def _both_names(a: Graph, one: int, b: Graph, other: int) -> str:
     old, new = a.function_name[one], b.function_name[other]
     if old and new and old != new:
         # One address may have several names.
         shared = all_names(a, one) & all_names(b, other)
         return min(shared) if shared else f"{old}{ARROW}{new}"
-    return new or old or shown_name(b, other)
+    return new or old or b.names([other])[0]
 
 
 def _changed(a: Graph, b: Graph, diff: Diff, match: int, sizes: tuple[int, int]) -> Changed:
