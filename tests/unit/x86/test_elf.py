@@ -383,6 +383,21 @@ def test_calls_through_the_offset_table_of_an_object(
     assert not {"helper", "exit"} & called["own"]
 
 
+@pytest.mark.parametrize("flags", ["", "-static", "-shared -fPIC -nostdlib", "-Wl,-z,now"])
+def test_where_the_offset_table_of_32_bit_code_is(built: Path, flags: str) -> None:
+    """Static programs and those without stubs do not say it among what a loader reads."""
+    source = "double f(double a) { return a * 1.5; } int main(void) { return f(2); }"
+    path = compiles(built, f"table{flags.replace(' ', '')}", source, "-m32", "-O1", *flags.split())
+    program, at = open_program(stripped(path)), symbols(path)
+    assert program.global_offset_table == at["_GLOBAL_OFFSET_TABLE_"]
+    graph = lift(path, facts=True)
+    block = graph.function_blocks[graph.function_address.tolist().index(at["f"])]
+    inside = graph.block_instructions[[block, block + 2]]
+    rows = graph.reference_place // 8
+    (place,) = graph.reference[(rows >= inside[0]) & (rows < inside[1])].tolist()
+    assert program.read(place, 4).tobytes() == struct.pack("<f", 1.5)
+
+
 def test_more_sections_than_a_symbol_can_number(built: Path) -> None:
     count = 65_300
     lines = [f'.section .t{n},"ax"\n.globl f{n}\n.type f{n},@function\nf{n}: ret' for n in range(3)]

@@ -79,7 +79,10 @@ def read_elf(data: Array, path: str) -> Program:
         program.top = max((loaded["address"] + loaded["size"]).tolist(), default=0)
         if elf.dynamic.get(Tag.FLAGS_1, 0) & Tag.IS_EXECUTABLE:
             program.kind = "executable"
-        program.global_offset_table = elf.dynamic.get(Tag.PLTGOT, 0)
+        # Static programs, and those without stubs, have no entry for it.
+        named = {section.name: section.address for section in sections}
+        known = [elf.dynamic.get(Tag.PLTGOT, 0), named.get(".got.plt", 0), named.get(".got", 0)]
+        program.global_offset_table = next(filter(None, known), 0)
         for segment in elf.segments[elf.segments["type"] == THREAD][:1]:
             program.thread = _invented(program, segment)
         for table in tables:
