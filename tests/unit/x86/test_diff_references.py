@@ -409,6 +409,19 @@ def test_data_imports_and_exports_are_listed(built: Path) -> None:
     assert diff.references_only.tolist().count(True) == 1
 
 
+@pytest.mark.parametrize("width", ["-m64", "-m32"])
+def test_a_pointer_to_another_variable_is_a_change_of_data(built: Path, width: str) -> None:
+    text = "int a[4] = {1}, b = 2; int *p = WORD; int f(void) { return *p + a[1] * b; }"
+    words, flags = ("a + 1", "a + 2", "&b"), (width, "-O2", "-shared", "-fPIC", "-nostdlib")
+    made = [
+        compiles(built, f"kept{width}{number}", text.replace("WORD", word), *flags)
+        for number, word in enumerate(words)
+    ]
+    for one, other in ((0, 1), (0, 2), (1, 2), (2, 2)):
+        names = [change.name for change in compared(made[one], made[other])[2].other.data]
+        assert names == ["p"] * (one != other)
+
+
 def test_variables_that_nothing_tells_apart_are_counted(built: Path) -> None:
     """The one user that could tell changed in all that it does."""
     text = "int sum(int *, int *); static int one, two; int f(int n) { return WORD; } int g(int n)"

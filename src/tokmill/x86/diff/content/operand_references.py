@@ -139,6 +139,7 @@ class Compared:
         """`names`: whether symbols of data say what it is."""
         self.sides = a, b
         self.named = names
+        self._names = [{"", *side.graph.symbol_name} for side in self.sides]
         self.pointers = a.kinds_of_pointers(), b.kinds_of_pointers()
         self.unverified = 0
         """Data without a name or content, also used where nothing could be compared."""
@@ -245,7 +246,7 @@ class Compared:
             names = side.graph.symbol_name
             texts.append([names[i] if i >= 0 else "" for i in symbol.tolist()])
             offsets.append(inside)
-        has_a, has_b = ({"", *side.graph.symbol_name} for side in self.sides)
+        has_a, has_b = self._names
         # What has no name is not what has one in both programs, if it is read or written.
         both = np.asarray(
             [bool(a and b or is_used and (a or b) and a in has_b and b in has_a)
@@ -302,7 +303,8 @@ class Compared:
         """Return where two runs of bytes (u1) at addresses begin to differ; -1: they are the same.
 
         Words that hold addresses are compared by what is there: data that cannot be written by its
-        bytes, unless `depth` is 0; other data counts as the same: it is compared where it is used.
+        bytes, unless `depth` is 0; other data by its names. Without names it counts as the same: it
+        is compared where it is used.
         """
         if self._same_distances(a, b, first, second, depth):
             return -1
@@ -334,11 +336,12 @@ class Compared:
         )
         same = self._same(one, other)
         data = np.flatnonzero((one[0] == other[0]) & ((one[0] == DATA) | (one[0] == UNKNOWN)))
-        same[data] = True
         targets = [
             side.graph.pointer_target[rows[inside][data]]
             for side, rows, inside in zip(self.sides, (rows_a, rows_b), (in_a, in_b), strict=True)
         ]
+        named, same_name = self._same_names(*targets, np.zeros(len(data), np.int64))
+        same[data] = ~named | same_name
         if depth and len(data):
             fixed = self.constant(0, targets[0]) & self.constant(1, targets[1])
             same[data[fixed]] = self._same_targets(targets[0][fixed], targets[1][fixed], depth - 1)
