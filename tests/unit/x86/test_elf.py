@@ -195,6 +195,25 @@ def test_relocations_of_an_object_file_are_applied(built: Path) -> None:
     assert raw.startswith(code[:64])
 
 
+@pytest.mark.parametrize("width", ["-m64", "-m32"])
+def test_a_short_jump_into_another_section_of_an_object(built: Path, width: str) -> None:
+    source = r"""
+    .globl f, g
+    .type f, @function
+    .type g, @function
+    f: je g
+    ret
+    .section .text.b, "ax"
+    g: xor %eax, %eax
+    ret
+    """
+    # The assembler takes the long form of a jump; this one has none.
+    source = source.replace("je", "jrcxz" if width == "-m64" else "jecxz")
+    path = compiles(built, f"short{width}.s", source, width, "-c")
+    program, graph = open_program(path), lift(path)
+    assert graph.edge_target[graph.edge_kind == Edge.BRANCH].tolist() == [named(program)["g"]]
+
+
 def test_a_partly_linked_object_is_laid_out_section_by_section(built: Path) -> None:
     one = compiles(built, "one.o", "int g(int); int f(int x) { return g(x) + 1; }", "-O1", "-c")
     two = compiles(built, "two.o", "int g(int x) { return x * 3; }", "-O1", "-c")

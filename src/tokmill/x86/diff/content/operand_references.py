@@ -340,7 +340,7 @@ class Compared:
             side.graph.pointer_target[rows[inside][data]]
             for side, rows, inside in zip(self.sides, (rows_a, rows_b), (in_a, in_b), strict=True)
         ]
-        named, same_name = self._same_names(*targets, np.zeros(len(data), np.int64))
+        named, same_name = self._same_names(targets[0], targets[1], np.zeros(len(data), np.int64))
         same[data] = ~named | same_name
         if depth and len(data):
             fixed = self.constant(0, targets[0]) & self.constant(1, targets[1])
