@@ -237,10 +237,7 @@ class Program:
         return section.linked[place : place + size]
 
     def load(self, addresses: Array, size: int = 0) -> Array:
-        """Return the numbers (u8) of some bytes at addresses; 0 where nothing is loaded.
-
-        `size`: 1, 2, 4 or 8; 0: that of a pointer.
-        """
+        """Return numbers (u8) of `size` bytes, 0: of a pointer's; they are 0 where nothing is."""
         result = np.zeros(len(addresses), np.uint64)
         for section in self.sections:
             place, here = self._inside(section, addresses, size or self.word)

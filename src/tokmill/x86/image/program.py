@@ -254,10 +254,7 @@ def producer_of(path: Path) -> Producer:
 
 
 def _of_units(info: bytes, places: Mapping[bytes, Producer]) -> Iterator[Producer]:
-    """Yield the producer of each unit of `.debug_info` that begins with the place of one.
-
-    It is the first attribute; a later one may be the same number, most often 0.
-    """
+    """Yield the producer of each unit of `.debug_info` that begins with the place of one."""
     at = 0
     for _ in range(MOST_UNITS):
         size = int.from_bytes(info[at : at + 4], "little")
@@ -266,6 +263,7 @@ def _of_units(info: bytes, places: Mapping[bytes, Producer]) -> Iterator[Produce
         begin = info[at + HEADER : at + BEGIN]
         found = [place for place in places if place in begin]
         if found:
+            # It is the first attribute; a later one may be the same number, most often 0.
             yield places[min(found, key=begin.find)]
         at += 4 + size
 
