@@ -17,7 +17,7 @@ from tokmill.x86.features.bags import (
     sketch,
     tf_idf,
 )
-from tokmill.x86.features.function_features import SHAPE, functions_of
+from tokmill.x86.features.function_features import SHAPE, bare_name, functions_of
 from tokmill.x86.features.instruction_features import instructions_of
 from tokmill.x86.graph import Edge
 from tokmill.x86.lift.cfg import lift
@@ -127,6 +127,20 @@ def test_calls_and_shapes_of_functions() -> None:
     counts = dict(zip(SHAPE, np.round(np.expm1(found.shape[0])).tolist(), strict=True))
     assert counts == {"blocks": 3, "instructions": 3, "edges": 3, "loops": 1, "calls": 1,
                       "callees": 1, "callers": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "bare"),
+    [
+        ("memcpy@GLIBC_2.14", "memcpy"),
+        ("KERNEL32.dll!ExitProcess", "ExitProcess"),
+        ("USER32.dll!_MessageBoxA@16", "_MessageBoxA"),
+        ("MSVCP140.dll!?open@File@@QEAAXXZ", "?open@File@@QEAAXXZ"),
+        ("A.dll!@fast@8", "@fast@8"),
+    ],
+)
+def test_bare_names_of_imports(name: str, bare: str) -> None:
+    assert bare_name(name) == bare
 
 
 def test_strings_constants_and_imports_are_features(built: Path) -> None:

@@ -68,12 +68,14 @@ def functions_of(graph: Graph) -> Functions:
 
 
 def import_names(graph: Graph) -> list[str]:
-    """Return the names of imports in a form that both programs share.
+    return [bare_name(name) for name in graph.import_name]
 
-    In ELF files the version of the symbol (after `@`) is removed, in PE files the library (before
-    `!`).
-    """
-    return [name.partition("@")[0].rpartition("!")[2] for name in graph.import_name]
+
+def bare_name(name: str) -> str:
+    """Return the name of an import without its library (PE) and the version of its symbol (ELF)."""
+    name = name.rpartition("!")[2]
+    # C++ and `__fastcall` of Microsoft have `@` in their names.
+    return name if name.startswith(("?", "@")) else name.partition("@")[0]
 
 
 def _calls(graph: Graph, owner: Array, imports: Array) -> tuple[Any, tuple[Array, Array]]:

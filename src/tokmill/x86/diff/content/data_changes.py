@@ -7,7 +7,7 @@ import numpy as np
 from tokmill.store.schema import Array
 from tokmill.x86.diff.content.operand_references import DATA, NUMBERED, Compared, Operands, Pairs
 from tokmill.x86.diff.result import DataChange, ProgramChanges
-from tokmill.x86.features.function_features import import_names
+from tokmill.x86.features.function_features import bare_name
 
 INITIALISERS = (".init_array", ".fini_array", ".preinit_array")
 SHOWN = 8
@@ -26,10 +26,10 @@ def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramCha
     graphs = [side.graph for side in compared.sides]
     if not all(graph.facts for graph in graphs):
         return ProgramChanges()
-    imports = []
-    for graph in graphs:
-        slots = (name.partition("@")[0] for name in graph.import_slot_name)
-        imports.append({*import_names(graph), *slots} - {"", *graph.exports})
+    imports = [
+        {*map(bare_name, (*graph.import_name, *graph.import_slot_name))} - {"", *graph.exports}
+        for graph in graphs
+    ]
     exports = [set(graph.exports) for graph in graphs]
     changes = _named(compared) if compared.named else []
     changes += _initialisers(compared) + _unnamed(compared, pairs, same)

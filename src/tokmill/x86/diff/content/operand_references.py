@@ -10,7 +10,7 @@ from tokmill.store.schema import Array
 from tokmill.x86.diff.content.program_memory import Memory
 from tokmill.x86.diff.match_blocks import greedy
 from tokmill.x86.features.bags import hash_texts
-from tokmill.x86.features.function_features import Functions
+from tokmill.x86.features.function_features import Functions, bare_name
 from tokmill.x86.graph import DIRECT, IMMEDIATE, PLACES, TEXT, Graph
 from tokmill.x86.image.image import distinct, expand, find, member, numbered, owners
 
@@ -48,7 +48,7 @@ class Operands:
         # A block that several functions share is known by the first of them.
         self._starts, self._first = np.unique(graph.block_address, return_index=True)
         order = np.argsort(graph.table_address, kind="stable")
-        slots = [name.partition("@")[0] for name in graph.import_slot_name]
+        slots = [bare_name(name) for name in graph.import_slot_name]
         named = np.asarray([name != "" for name in slots], bool)
         self._things = (
             (CODE, self._starts, self._first),

@@ -21,7 +21,7 @@ from tokmill.x86.diff.content.operand_references import (
 )
 from tokmill.x86.diff.match_blocks import BlockMatches
 from tokmill.x86.diff.result import ProgramChanges, References
-from tokmill.x86.features.function_features import import_names
+from tokmill.x86.features.function_features import bare_name, import_names
 from tokmill.x86.graph import Graph
 from tokmill.x86.image.image import distinct, expand, member, numbered
 
@@ -153,7 +153,7 @@ def _texts(compared: Compared, number: int, operands: Array) -> list[str]:
         if kind == FUNCTION:
             result.append(_function_text(compared, number, int(side.number[operand])))
         elif kind == IMPORT:
-            result.append(slots[address].partition("@")[0])
+            result.append(bare_name(slots[address]))
         elif kind == STRING:
             result.append(f'"{graph.strings[int(side.text[operand])]}"')
         elif name >= 0 and compared.named:
