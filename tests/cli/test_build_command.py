@@ -143,6 +143,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, tokmill: Any, inputs: Path) ->
         (["jsonl", "a.jsonl", "-o", "s", "--workers", "-1"], "workers"),
         (["jsonl", "a.jsonl", "-o", "s", "--train", "a.jsonl"], "go together"),
         (["jsonl", "a.jsonl", "-o", "s", "--bin"], "--bin goes with"),
+        (["jsonl", "a.jsonl", "-o", "s", "--field", "a", "--field", "a"], "a field is named twice"),
         (["nothing.toml"], "no such recipe"),
         (["jsonl", "a.jsonl", "-o", "s", "--template", "x", "--tokenizer", TOKENIZER], "template"),
     ],

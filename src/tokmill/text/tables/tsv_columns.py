@@ -68,6 +68,8 @@ def layout_of(item: Item, config: Any) -> Layout:
         sentences, label = sentences or template[0], label or template[1]
     header = names if config.header else []
     chosen = tuple(_number(name, header, len(names), item.path) for name in sentences)
+    if len({*chosen}) < len(chosen):
+        raise UsageError("sentences: a column is named twice", where=item.path, hint="name two")
     of_label = None
     if not config.unlabelled:
         of_label = _number(label, header, len(names), item.path)
