@@ -7,6 +7,7 @@ import re
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tokmill.base.errors import UsageError, nearest
-from tokmill.terminal.output import with_escapes
+from tokmill.terminal.output import say, with_escapes
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 At = Annotated[str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")]
@@ -184,13 +185,36 @@ def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
 
 
 def flowing(command: Any) -> Any:
-    """Join the lines of each paragraph of a command's help: the terminal breaks them anew."""
+    """Join the lines of each paragraph of a command's help: the terminal breaks them anew.
+
+    The command also says which options of one value were given several times.
+    """
+    command.make_parser = _saying_repeated(command.make_parser)
     for parameter in command.params:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = " "  # else the help names a value, <bool>
     if command.help:
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help))
     return command
+
+
+def _saying_repeated(make_parser: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def make(context: Any) -> Any:
+        parser = make_parser(context)
+        parse = parser.parse_args
+
+        def parse_args(args: list[str]) -> Any:
+            options, rest, order = parse(args)
+            for one, times in Counter(order).items():
+                many = times > 1 and one.param_type_name == "option"
+                if many and not (one.multiple or one.is_flag):
+                    say(f"note: {one.opts[-1]} is given {times} times, and its last value counts")
+            return options, rest, order
+
+        parser.parse_args = parse_args
+        return parser
+
+    return make
 
 
 PANEL = "options of the recipe"
