@@ -152,10 +152,10 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
             return CHATS.format(key)
         several, near = seen.together(), seen.nearest(fields)
         if several:
-            near = " --field ".join(map(_shell, several))
+            near = " --field ".join(map(shlex.quote, several))
             choose = f"--field {near} makes one document of them; "
         else:
-            choose = f"--field {_shell(near)}? " if near else "name yours with --field: "
+            choose = f"--field {shlex.quote(near)}? " if near else "name yours with --field: "
         named = " or ".join(map(repr, fields))
         return f"no line has text in {named}: {choose}{seen.in_words()}"
     return ""
@@ -170,10 +170,6 @@ def how_to_split(path: str) -> str:
     taken = "" if read else f" < {shlex.quote(path)}"
     each = "print(json.dumps(entry)) for entry in json.load(sys.stdin)"
     return f"{given}python3 -c 'import json, sys; [{each}]'{taken} > {lines_file}"
-
-
-def _shell(path: str) -> str:
-    return path if path.replace(".", "").replace("_", "").isalnum() else f"'{path}'"
 
 
 def _lines(path: str) -> Iterator[bytes]:
