@@ -274,7 +274,7 @@ class _Table:
         self.numbers: dict[Key, int] = {}
         self.offsets = array("q", [0])
         self.columns = [array("I") for _ in COLUMNS]
-        self.lost = array("H")
+        self.lost = array("I")
         """For each phrase the unknown tokens of each column."""
 
     def number(self, instruction: Any) -> int:
