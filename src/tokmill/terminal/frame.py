@@ -189,32 +189,23 @@ def flowing(command: Any) -> Any:
 
     The command also says which options of one value were given several times.
     """
-    command.make_parser = _saying_repeated(command.make_parser)
+    parse = command.parse_args
+
+    def parse_args(context: Any, words: list[str]) -> Any:
+        order = command.make_parser(context).parse_args([*words])[2]
+        for one, times in Counter(order).items():
+            takes_one = one.param_type_name == "option" and not (one.multiple or one.is_flag)
+            if times > 1 and takes_one and not context.resilient_parsing:
+                say(f"note: {one.opts[-1]} is given {times} times, and its last value counts")
+        return parse(context, words)
+
+    command.parse_args = parse_args
     for parameter in command.params:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = " "  # else the help names a value, <bool>
     if command.help:
         command.help = re.sub(r"(?<!\n)\n(?!\n)", " ", inspect.cleandoc(command.help))
     return command
-
-
-def _saying_repeated(make_parser: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def make(context: Any) -> Any:
-        parser = make_parser(context)
-        parse = parser.parse_args
-
-        def parse_args(args: list[str]) -> Any:
-            options, rest, order = parse(args)
-            for one, times in Counter(order).items():
-                many = times > 1 and one.param_type_name == "option"
-                if many and not (one.multiple or one.is_flag):
-                    say(f"note: {one.opts[-1]} is given {times} times, and its last value counts")
-            return options, rest, order
-
-        parser.parse_args = parse_args
-        return parser
-
-    return make
 
 
 PANEL = "options of the recipe"

@@ -16,8 +16,7 @@ from tokmill.builds.source import Frozen, Request, Resources
 from tokmill.store.schema import each_drop
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.make_document import Documents
-from tokmill.text.plain_text import BOM
-from tokmill.text.record_blocks import is_stream
+from tokmill.text.record_blocks import BOM, is_stream
 
 SHOWN = 400
 

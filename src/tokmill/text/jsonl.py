@@ -32,12 +32,7 @@ from tokmill.text.make_document import (
     quoted,
     select,
 )
-from tokmill.text.record_blocks import (
-    Block,
-    blank_lines,
-    line_starts,
-    record_blocks,
-)
+from tokmill.text.record_blocks import BOM, Block, blank_lines, line_starts, record_blocks
 
 LINES = 1000
 """Lines that are read, in at most `HEAD` bytes."""
@@ -173,7 +168,7 @@ def how_to_split(path: str) -> str:
 
 
 def _lines(path: str) -> Iterator[bytes]:
-    yield from head_of(path, HEAD).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    yield from head_of(path, HEAD).removeprefix(BOM).split(b"\n")
 
 
 def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
@@ -188,7 +183,6 @@ def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
 
 
 OPEN, CLOSE = 123, 125
-BOM = b"\xef\xbb\xbf"
 
 
 class JsonlConfig(FieldOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):

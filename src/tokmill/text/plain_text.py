@@ -16,9 +16,7 @@ from tokmill.builds.source import Hash, Item
 from tokmill.store.schema import Drops
 from tokmill.text.documents import DocumentSource
 from tokmill.text.make_document import Documents, TextOptions, select
-from tokmill.text.record_blocks import Block, blank_lines, is_stream, record_blocks
-
-BOM = b"\xef\xbb\xbf"
+from tokmill.text.record_blocks import BOM, Block, blank_lines, is_stream, record_blocks
 
 
 class TextConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
