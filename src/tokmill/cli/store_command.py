@@ -55,6 +55,8 @@ def validate(
         windows = (store.is_file() and store.suffix == ".npz") or any(store.glob("*.npz"))
     if tokenizer and not windows:
         raise UsageError("--tokenizer is for .npz files", hint="leave it out")
+    if deep and (noted or (windows and not is_store(store))):
+        raise UsageError("--deep is for stores", hint="leave it out")
     if windows and (tokenizer or not (noted or is_store(store))):
         from tokmill.formats.windows import npz
 

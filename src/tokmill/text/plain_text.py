@@ -31,6 +31,10 @@ class TextConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=T
     invalid_utf8: Literal["reject", "replace"] = "reject"
     """What happens to a document that is not UTF-8; `replace` inserts U+FFFD."""
 
+    def __post_init__(self) -> None:
+        if self.record == "line" and self.separator != TextConfig().separator:
+            raise UsageError("lines have no other separator", hint="leave it or record out")
+
 
 class TextSource(DocumentSource):
     """Plain text files."""

@@ -303,6 +303,8 @@ def test_dicts_of_other_rules_are_refused(tmp_path: Path) -> None:
 def test_rare_tokens_become_unknown(tmp_path: Path) -> None:
     path = put(tmp_path / "a.pkl", [[PUSH, PUSH, RET]])
     store = quick_build("token-dicts", path, tmp_path / "s", min_count=2)
+    with pytest.raises(UsageError, match="tokens that are counted"):
+        quick_build("token-dicts", path, tmp_path / "u", min_count=2, vocab=str(tmp_path / "s"))
     assert shown(store)[0]["asm"] == ["PUSH", "RBP", "PUSH", "RBP", "[UNK]"]
     count = 70_000
     long = {**RET, "asm": [f"a{i}" for i in range(count)], "reg": ["RSP"] * count}

@@ -78,6 +78,10 @@ class TokenDictsSource(GatheredFiles):
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
         if config.vocab:
+            if config.min_count != 1:
+                raise UsageError(
+                    "min_count is of tokens that are counted", hint="leave --vocab out"
+                )
             read = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").read_vocabularies
             vocabularies = read(Path(config.vocab))
             return {column: Frozen(*tokens.vocabulary()) for column, tokens in vocabularies.items()}
