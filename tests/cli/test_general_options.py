@@ -1,5 +1,6 @@
 """What the command itself offers: version, completion, help where a key is taken for an option."""
 
+import json
 import os
 import subprocess
 import sys
@@ -29,6 +30,18 @@ def test_completion(words: str, wanted: str) -> None:
         env={**os.environ, **asked}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert wanted in done.stdout.split(), done.stderr
+
+
+def test_an_option_of_one_value_that_is_given_twice(
+    here: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("one two")
+    twice = ("--vocab-size", 300, "--vocab-size=258", "--special", "<a>", "--special", "<|end|>")
+    out, err = here("tokenizer", "train", "a.txt", *twice, "-o", "t", "--json", "--json")
+    assert json.loads(out)["size"] == 258
+    assert [line for line in err.splitlines() if line.startswith("note: ")] == [
+        "note: --vocab-size is given 2 times, and its last value counts"
+    ]
 
 
 @pytest.mark.parametrize(

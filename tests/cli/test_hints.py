@@ -133,6 +133,7 @@ def test_a_hint_that_is_followed_leads_to_a_store(tmp_path: Path, tokmill: Any, 
     line = (command[1] if command else hint.strip().splitlines()[0]).replace("NEW.txt", "NEW")
     line = re.sub(r"^.*?(?=python3 |\w+cat )", "", line) if not command else line
     line = line.replace("NEW", "new.txt").replace("python3", shlex.quote(sys.executable))
+    line = line.replace("COLUMN", "sentence")
     line = line.replace("tokmill ", f"{shlex.quote(sys.executable)} -m tokmill ")
     subprocess.run(line, shell=True, check=True, cwd=tmp_path)
     if without:

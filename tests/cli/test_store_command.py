@@ -92,6 +92,12 @@ def test_rejects_lists_what_was_left_out(tmp_path: Path, tokmill: Any, here: Any
     found = json.loads(here("store", "rejects", "s", "--skipped", "--json")[0])
     assert [one["line"] for one in found["first"]] == [2, 3]
     assert found["skipped"] == {"empty": 1}
+    for option in (("rejects", "s", "--most"), ("validate", "s", "--deep")):
+        assert "is not in the range x>=0" in here("store", *option, -1, code=2)[1]
+    assert ", 1 made again" in here("store", "validate", "s", "--deep", 5)[0]
+    assert "--width goes with --stats" in here("inspect", "s", "--width", 64, code=2)[1]
+    here("store", "export", "bin", "s", "-o", "s.bin")
+    assert "--deep is for stores" in here("store", "validate", "s.bin", "--deep", 1, code=2)[1]
 
 
 def test_a_folder_of_npz_files_of_others_is_validated(tmp_path: Path, here: Any) -> None:

@@ -45,14 +45,7 @@ def evaluate(
     from tokmill.training import evaluate as module
 
     results = module.evaluate(
-        run,
-        store,
-        at=at,
-        rows=rows,
-        device=device,
-        partial=partial,
-        by=by,
-        quiet=quiet,
+        run, store, at=at, rows=rows, device=device, partial=partial, by=by, quiet=quiet
     )
     if as_json:
         print_json(results)

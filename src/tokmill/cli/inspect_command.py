@@ -23,6 +23,7 @@ from tokmill.store.checks.stats import Statistics
 from tokmill.terminal.frame import AsJson
 from tokmill.terminal.output import in_words, print_json, print_table, say
 
+WIDTH = 1024
 Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
 
 
@@ -54,7 +55,7 @@ def inspect(
     path: Annotated[Path, typer.Argument(metavar="ANY", help="A file or folder of any kind.")],
     head: Head = None,
     stats: Stats = False,
-    width: Width = 1024,
+    width: Width = WIDTH,
     where: Where = None,
     overlay: Overlay = None,
     as_json: AsJson = False,
@@ -75,6 +76,8 @@ def inspect(
             where=str(path),
             hint=f"tokmill inspect {path}",
         )
+    if width != WIDTH and not stats:
+        raise UsageError("--width goes with --stats", hint="leave it out, or add --stats")
     if overlay:
         Store(path, overlay)  # a wrong name is an error even if nothing of it is shown
     if head is None and where:

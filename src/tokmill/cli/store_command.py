@@ -34,7 +34,9 @@ StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the s
 
 def validate(
     store: StorePath,
-    deep: Annotated[int, typer.Option(help="Also make N shards again and compare.")] = 0,
+    deep: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Also make N shards again and compare.")
+    ] = 0,
     tokenizer: Annotated[
         str | None, typer.Option(help="Of .npz files of others: ids are compared with its size.")
     ] = None,
@@ -53,6 +55,8 @@ def validate(
         windows = (store.is_file() and store.suffix == ".npz") or any(store.glob("*.npz"))
     if tokenizer and not windows:
         raise UsageError("--tokenizer is for .npz files", hint="leave it out")
+    if deep and (noted or (windows and not is_store(store))):
+        raise UsageError("--deep is for stores", hint="leave it out")
     if windows and (tokenizer or not (noted or is_store(store))):
         from tokmill.formats.windows import npz
 
@@ -77,7 +81,7 @@ def validate(
             f"{human_count(report.records, 'record')}, {human_count(report.tokens, 'token')}, "
             f"{human_count(report.shards, 'shard')}, "
             f"{human_count(report.empty_records, 'empty record')}"
-            + (f", {deep} made again" if deep and report.ok else "")
+            + (f", {min(deep, report.shards)} made again" if deep and report.ok else "")
         )
     if not report.ok:
         if damaged := shlex.join(one.remove for one in problems if one.remove):
@@ -110,7 +114,7 @@ def rejects(
         bool,
         typer.Option("--skipped", help="Also records skipped by a rule; reads the inputs again."),
     ] = False,
-    most: Annotated[int, typer.Option(help="How many to list.")] = 20,
+    most: Annotated[int, typer.Option(metavar="N", min=0, help="How many to list.")] = 20,
     json: Json = False,
 ) -> None:
     """List the records that were left out: input, line, byte, reason."""

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from tokmill.base.errors import UsageError, nearest
+from tokmill.base.recipe import Amount
 from tokmill.feed.feed import Batch
 from tokmill.feed.rows import Rows, Windows
 from tokmill.models.heads import Heads
@@ -23,7 +24,7 @@ from tokmill.store.schema import Array, Schema
 from tokmill.store.store import Store
 from tokmill.tasks.measures import Measures
 from tokmill.tasks.task import Task, perplexity
-from tokmill.tasks.task_inputs import RowKind, affixes_of, check_cut, cut_rows
+from tokmill.tasks.task_inputs import RowKind, affixes_of, check_cut, cut_rows, lossy_step_of
 
 END, UNKNOWN = "eot", "unk"
 """The roles of the token that ends a document, and of the one for what a vocabulary lacks."""
@@ -45,7 +46,7 @@ class NextTokenConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     """The column to predict; empty: all that the model reads, each with its own head."""
     tied: bool = True
     """Whether the head of a column is its embedding."""
-    pull: float = 0.0
+    pull: Amount = 0.0
     """Adds this times the highest logit to its gradient, so that logits stay near 0; RWKV trains
     with 1e-4 (its L2Wrap)."""
 
@@ -165,10 +166,12 @@ class NextToken(Task):
         end = self.ends.get(self.column)
         return end is not None and affixes_of(store)[1][self.column][-1:] == [end]
 
-    def has_unknown(self, store: Store) -> bool:
-        """Say whether a token of a store stands for what its vocabulary lacks."""
+    def loses_text(self, store: Store) -> str:
         unknown = self.reads.roles.get(self.column, {}).get(UNKNOWN)
-        return unknown is not None and store.has_value(self.column, unknown)
+        if unknown is not None and store.has_value(self.column, unknown):
+            return "words that the vocabulary lacks are one token"
+        step = lossy_step_of(store, self.column)
+        return f"different texts have the same tokens (the tokenizer's step {step})" if step else ""
 
     @property
     def target_names(self) -> list[str]:

@@ -144,9 +144,9 @@ class Task(nn.Module):
         """Say whether an evaluation predicts the first token of a record too, like the others."""
         return False
 
-    def has_unknown(self, store: Store) -> bool:
-        """Say whether a predicted token of a store stands for what its vocabulary lacks."""
-        return False
+    def loses_text(self, store: Store) -> str:
+        """Return why the predicted tokens of a store are less than its text, or ""."""
+        return ""
 
     @property
     def target_names(self) -> list[str]:

@@ -261,6 +261,15 @@ def template_of(vocabulary: Vocabulary, file: bytes) -> tuple[list[int], list[in
     return tokenizers.template_tokens(file)
 
 
+def lossy_step_of(store: Store, column: str) -> str:
+    """Return the step of a column's tokenizer after which different texts are equal, or ""."""
+    name = store.schema[column].vocab or ""
+    if name not in store.vocabularies or store.vocabularies[name].coder != "tokenizer":
+        return ""
+    tokenizers = plugins.require("tokmill.text.tokenizers.tokenizer_json")
+    return str(tokenizers.lossy_step(read_file(store.vocabulary_file(name))))
+
+
 def framed(batch: Batch, frame: Frame, length: int, *, pair: bool = False) -> Batch:
     """Return rows of `length` positions with special tokens around their tokens.
 

@@ -7,6 +7,7 @@ import re
 import sys
 import types
 import typing
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tokmill.base.errors import UsageError, nearest
-from tokmill.terminal.output import with_escapes
+from tokmill.terminal.output import say, with_escapes
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.")]
 At = Annotated[str, typer.Option(metavar="best|last|STEP", help="Which weights of the run.")]
@@ -184,7 +185,21 @@ def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
 
 
 def flowing(command: Any) -> Any:
-    """Join the lines of each paragraph of a command's help: the terminal breaks them anew."""
+    """Join the lines of each paragraph of a command's help: the terminal breaks them anew.
+
+    The command also says which options of one value were given several times.
+    """
+    parse = command.parse_args
+
+    def parse_args(context: Any, words: list[str]) -> Any:
+        order = command.make_parser(context).parse_args([*words])[2]
+        for one, times in Counter(order).items():
+            takes_one = one.param_type_name == "option" and not (one.multiple or one.is_flag)
+            if times > 1 and takes_one and not context.resilient_parsing:
+                say(f"note: {one.opts[-1]} is given {times} times, and its last value counts")
+        return parse(context, words)
+
+    command.parse_args = parse_args
     for parameter in command.params:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = " "  # else the help names a value, <bool>

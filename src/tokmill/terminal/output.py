@@ -108,8 +108,8 @@ def say_not_reached(size: int, asked: int) -> None:
     """Explain why a trained tokenizer has fewer ids than asked for, if so."""
     if size < asked:
         say(
-            f"{size:,} ids, not {asked:,}: every word of the text is one token, no pair is left "
-            "to merge (more text gives more)"
+            f"{size:,} ids, not {asked:,}: no two tokens stand side by side often enough to be "
+            "joined (more text gives more)"
         )
 
 

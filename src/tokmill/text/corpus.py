@@ -22,8 +22,7 @@ from tokmill.store.manifest import Made
 from tokmill.store.schema import Column, Drop, Drops, Records, Schema, drops_of
 from tokmill.text.documents import DocumentSource, Encode, NoHash
 from tokmill.text.make_document import Documents, TextOptions, select
-from tokmill.text.plain_text import BOM
-from tokmill.text.record_blocks import Block, few_records, is_stream, record_blocks, suffix
+from tokmill.text.record_blocks import BOM, Block, few_records, is_stream, record_blocks, suffix
 from tokmill.text.tokenizers.tokenizer import Tokenizer
 from tokmill.text.tokenizers.tokenizer_files import count_words, read_words, tokenizer_of_words
 
@@ -83,7 +82,9 @@ class CorpusSource(DocumentSource):
             ids = read_words(Path(config.words)).ids
         else:
             source = cls(config, request.inputs, {}, Resources())
-            ids = count_words((batch.texts for batch in source.every()), config.min_count)
+            each = (source.documents(item, NoHash()) for item in source.items())
+            texts = (batch.texts for batches in each for batch in batches)
+            ids = count_words(texts, config.min_count)
         tokenizer = Tokenizer.from_data(tokenizer_of_words(ids))
         return {"token": Frozen(*tokenizer.vocabulary(request.roles))}
 
@@ -127,10 +128,6 @@ class CorpusSource(DocumentSource):
                 hint=f"unpack it: {CAT[suffix(path)]} {shlex.quote(path)} > NEW",
             )
         yield Item(file.name, path, 0, file.size, file.digest)
-
-    def every(self) -> Iterator[Documents]:
-        for item in self.items():
-            yield from self.documents(item, NoHash())
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
         """Yield the walks of a file; a part ends after 64 MiB."""

@@ -15,26 +15,10 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import place_of
 from tokmill.builds.finish import hint
 from tokmill.builds.scan import Fits, InputFile, Inputs, find_files
-from tokmill.builds.source import (
-    Frozen,
-    Hash,
-    Item,
-    Request,
-    Resources,
-    Source,
-    cut,
-)
+from tokmill.builds.source import Frozen, Hash, Item, Request, Resources, Source, cut
 from tokmill.store.checks.probe import Probe, make_probe
 from tokmill.store.manifest import Made
-from tokmill.store.schema import (
-    RESERVED,
-    Array,
-    Column,
-    Records,
-    Schema,
-    Strings,
-    id_dtype,
-)
+from tokmill.store.schema import RESERVED, Array, Column, Records, Schema, Strings, id_dtype
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.record_blocks import EXPANDS, is_stream
@@ -100,10 +84,7 @@ class DocumentSource(Source):
     @classmethod
     def freeze(cls, config: msgspec.Struct, request: Request) -> dict[str, Frozen]:
         if request.tokenizer is None:
-            raise UsageError(
-                "no tokenizer was named",
-                hint=cls.without_tokenizer,
-            )
+            raise UsageError("no tokenizer was named", hint=cls.without_tokenizer)
         from tokmill.text.tokenizers.tokenizer import Tokenizer
 
         vocabulary, data = Tokenizer.from_file(request.tokenizer).vocabulary(request.roles)

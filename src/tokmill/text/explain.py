@@ -1,5 +1,6 @@
 """`--explain FILE:LINE`: all stages of one record, from its bytes to its ids."""
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from tokmill.builds.source import Frozen, Request, Resources
 from tokmill.store.schema import each_drop
 from tokmill.text.documents import DocumentSource, NoHash
 from tokmill.text.make_document import Documents
-from tokmill.text.plain_text import BOM
-from tokmill.text.record_blocks import is_stream
+from tokmill.text.record_blocks import BOM, is_stream
 
 SHOWN = 400
 
@@ -70,9 +70,9 @@ def explain(chosen: BuildRecipe, place: str) -> dict[str, Any]:
     text = documents.texts[index]
     result["document"] = f"{len(text.encode()):,} bytes: {show(text.encode())}"
     for field, values in documents.kept.items():
-        result[f"kept {field}"] = values[index]
-    result.update(_tokens(source, documents.take([index], []), frozen["token"]))
-    return result
+        result[f"kept {field.strip()}"] = values[index]
+    one = dataclasses.replace(documents, drops=[]).take([index], [])
+    return result | _tokens(source, one, frozen["token"])
 
 
 def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict[str, str]:
@@ -81,7 +81,7 @@ def _tokens(source: DocumentSource, document: Documents, frozen: Frozen) -> dict
     encode = source.encoder(Resources(threads=False))
     records = encode(document)
     if not len(records):
-        return {"tokens": "rejected: special token in the text"}
+        return {"outcome": f"rejected: {records.drops[0].reason}"}
     tokens = records.columns["token"]
     assert isinstance(tokens, np.ndarray)
     ids = tokens.tolist()

@@ -32,12 +32,7 @@ from tokmill.text.make_document import (
     quoted,
     select,
 )
-from tokmill.text.record_blocks import (
-    Block,
-    blank_lines,
-    line_starts,
-    record_blocks,
-)
+from tokmill.text.record_blocks import BOM, Block, blank_lines, line_starts, record_blocks
 
 LINES = 1000
 """Lines that are read, in at most `HEAD` bytes."""
@@ -152,10 +147,10 @@ def why_nothing(paths: Sequence[str], fields: Sequence[str]) -> str:
             return CHATS.format(key)
         several, near = seen.together(), seen.nearest(fields)
         if several:
-            near = " --field ".join(map(_shell, several))
+            near = " --field ".join(map(shlex.quote, several))
             choose = f"--field {near} makes one document of them; "
         else:
-            choose = f"--field {_shell(near)}? " if near else "name yours with --field: "
+            choose = f"--field {shlex.quote(near)}? " if near else "name yours with --field: "
         named = " or ".join(map(repr, fields))
         return f"no line has text in {named}: {choose}{seen.in_words()}"
     return ""
@@ -172,12 +167,8 @@ def how_to_split(path: str) -> str:
     return f"{given}python3 -c 'import json, sys; [{each}]'{taken} > {lines_file}"
 
 
-def _shell(path: str) -> str:
-    return path if path.replace(".", "").replace("_", "").isalnum() else f"'{path}'"
-
-
 def _lines(path: str) -> Iterator[bytes]:
-    yield from head_of(path, HEAD).removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    yield from head_of(path, HEAD).removeprefix(BOM).split(b"\n")
 
 
 def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
@@ -192,7 +183,6 @@ def _ends(value: Any, path: str, deep: int) -> Iterator[tuple[str, bool]]:
 
 
 OPEN, CLOSE = 123, 125
-BOM = b"\xef\xbb\xbf"
 
 
 class JsonlConfig(FieldOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -184,6 +184,10 @@ class FieldOptions(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     keep: tuple[str, ...] = ()
     """Fields that are kept as string columns."""
 
+    def __post_init__(self) -> None:
+        if len({*self.fields}) < len(self.fields):
+            raise UsageError("fields: a field is named twice", hint="name each once")
+
 
 @dataclass(slots=True)
 class Documents:

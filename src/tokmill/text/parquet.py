@@ -135,9 +135,8 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
     types = pyarrow.types
     if types.is_dictionary(kind):
         kind = kind.value_type
-    if types.is_null(kind):  # a column in which nothing stands
-        return True
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    kinds = (types.is_null, types.is_string, types.is_large_string, types.is_string_view)
+    return any(is_kind(kind) for is_kind in kinds)
 
 
 def _kept(name: str, column: Any) -> list[str]:

@@ -16,9 +16,7 @@ from tokmill.builds.source import Hash, Item
 from tokmill.store.schema import Drops
 from tokmill.text.documents import DocumentSource
 from tokmill.text.make_document import Documents, TextOptions, select
-from tokmill.text.record_blocks import Block, blank_lines, is_stream, record_blocks
-
-BOM = b"\xef\xbb\xbf"
+from tokmill.text.record_blocks import BOM, Block, blank_lines, is_stream, record_blocks
 
 
 class TextConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -32,6 +30,10 @@ class TextConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Whether white space around each document is removed."""
     invalid_utf8: Literal["reject", "replace"] = "reject"
     """What happens to a document that is not UTF-8; `replace` inserts U+FFFD."""
+
+    def __post_init__(self) -> None:
+        if self.record == "line" and self.separator != TextConfig().separator:
+            raise UsageError("lines have no other separator", hint="leave it or record out")
 
 
 class TextSource(DocumentSource):

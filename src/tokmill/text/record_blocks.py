@@ -21,6 +21,7 @@ from tokmill.builds.finish import HEAD, conversion, encoding_of
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.store.schema import Array
 
+BOM = b"\xef\xbb\xbf"
 SUFFIXES = tuple(MAGIC)
 EXPANDS = 5
 """Usual ratio of content to compressed size; it only decides how many files share a shard."""

@@ -251,8 +251,8 @@ def evaluate(
     batch = batch or config.data.batch
     validation = open_validation(opened, facts, task, batch=batch, rows=rows)
     notes = overlay_notes(opened, config.data) + cut_notes(validation.feed.sources[0])
-    if "bytes" in opened.schema and task.has_unknown(opened):
-        notes.append("words that the vocabulary lacks are one token, so there are no bits_per_byte")
+    if "bytes" in opened.schema and (why := task.loses_text(opened)):
+        notes.append(f"{why}, so there are no bits_per_byte")
     if not task.frame:
         notes += affix_notes(facts, task.token_store(task.config, opened))
     watched = [opened] if config.data.verify else []

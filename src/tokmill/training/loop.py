@@ -299,10 +299,10 @@ def open_validation(store: Store, facts: Facts, task: Task, *, batch: int, rows:
         vectors=[vectors],
     )
     # The bytes of whole documents are known, not those of some of their tokens; nor does a model
-    # predict those for which a vocabulary has no token.
+    # predict what a tokenizer loses.
     whole = task.predicts_first(store) and not leaves_out(store)
     bytes_ = store.bytes_per_token() or 0.0 if whole else 0.0
-    if bytes_ and task.has_unknown(store):
+    if bytes_ and task.loses_text(store):
         bytes_ = 0.0
     validation = Validation(feed, rows, bytes_)
     check_targets(task, validation.batches(task), str(store.path))

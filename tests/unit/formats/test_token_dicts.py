@@ -303,7 +303,16 @@ def test_dicts_of_other_rules_are_refused(tmp_path: Path) -> None:
 def test_rare_tokens_become_unknown(tmp_path: Path) -> None:
     path = put(tmp_path / "a.pkl", [[PUSH, PUSH, RET]])
     store = quick_build("token-dicts", path, tmp_path / "s", min_count=2)
+    with pytest.raises(UsageError, match="tokens that are counted"):
+        quick_build("token-dicts", path, tmp_path / "u", min_count=2, vocab=str(tmp_path / "s"))
     assert shown(store)[0]["asm"] == ["PUSH", "RBP", "PUSH", "RBP", "[UNK]"]
+    count = 70_000
+    long = {**RET, "asm": [f"a{i}" for i in range(count)], "reg": ["RSP"] * count}
+    long |= {name: [("x", 200)] * (count // 200) for name in ("type", "rw")}
+    store = quick_build(
+        "token-dicts", put(tmp_path / "b.pkl", [[long]]), tmp_path / "t", min_count=2
+    )
+    assert store.manifest.notes["tokens of asm replaced by unk"] == count
 
 
 def test_neither_blocks_nor_parts_change_the_records(

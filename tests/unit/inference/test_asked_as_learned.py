@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 import tokmill
 import toy
@@ -147,11 +147,12 @@ def test_bits_per_byte_are_of_all_bytes(stores: Path) -> None:
     )
 
 
-def test_bits_per_byte_are_not_of_words_that_a_vocabulary_lacks(tmp_path: Path) -> None:
-    """Also where the rows that are evaluated have none of them."""
+@pytest.mark.parametrize("step", [None, normalizers.NFC(), normalizers.Lowercase()])
+def test_bits_per_byte_are_not_of_text_that_a_tokenizer_loses(tmp_path: Path, step: Any) -> None:
+    """Words that it lacks, also where no row that is evaluated has one, and capital letters."""
     words = {"<unk>": 0, "</s>": 1, "a": 2, "b": 3}
     one: Any = Tokenizer(models.WordLevel(words, "<unk>"))
-    one.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    one.normalizer, one.pre_tokenizer = step, pre_tokenizers.WhitespaceSplit()
     one.add_special_tokens(["<unk>", "</s>"])
     (tmp_path / "tok").mkdir()
     one.save(str(tmp_path / "tok/tokenizer.json"))
@@ -169,4 +170,6 @@ def test_bits_per_byte_are_not_of_words_that_a_vocabulary_lacks(tmp_path: Path) 
     for rows in (0, 2):
         for name in ("known", "unknown"):
             found = evaluate(tmp_path / "run", tmp_path / name, rows=rows, device="cpu", quiet=True)
-            assert ("bits_per_byte" in found) == (name == "known")
+            keeps = name == "known" and not isinstance(step, normalizers.Lowercase)
+            assert ("bits_per_byte" in found) == keeps
+            assert any("no bits_per_byte" in note for note in found["notes"]) != keeps

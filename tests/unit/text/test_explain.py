@@ -37,6 +37,13 @@ def test_kept_skipped_and_rejected(path: Path) -> None:
     assert explain(recipe, f"{path}:4")["document"] == "4 bytes: four"
 
 
+def test_records_that_the_encoder_rejects(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("a\nb <|endoftext|>\n")
+    options = {"record": "line", "specials_in_text": "reject"}
+    found = explain(chosen("text", options=options), f"{tmp_path}/x.txt:2")
+    assert found["outcome"] == "rejected: special token" and "ids" not in found
+
+
 def test_roles_of_the_recipe_are_heeded(path: Path) -> None:
     found = explain(chosen("jsonl", roles={"eot": "<|pad|>"}), f"{path}:1")
     assert found["ids"].split()[-2] == "1"

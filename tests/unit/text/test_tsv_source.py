@@ -168,6 +168,7 @@ def test_ids_and_segments_are_those_of_transformers(tmp_path: Path, vocab: Path)
         ({"label_column": "Qualit"}, "no column 'Qualit'"),
         ({"sentences": ("9",), "label_column": "1"}, "no column '9'"),
         ({"sentences": ("1", "2", "3")}, "one or two sentences"),
+        ({"sentences": ("#1 String", "4")}, "named twice"),
         ({"max_tokens": 4}, "no room"),
         ({"labels": ("a", "a")}, "named twice"),
         ({"unlabelled": True, "label_column": "Quality"}, "no column of classes"),

@@ -78,6 +78,10 @@ class TokenDictsSource(GatheredFiles):
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
         if config.vocab:
+            if config.min_count != 1:
+                raise UsageError(
+                    "min_count is of tokens that are counted", hint="leave --vocab out"
+                )
             read = plugins.require("tokmill.x86.tokens.vocabularies.vocabulary").read_vocabularies
             vocabularies = read(Path(config.vocab))
             return {column: Frozen(*tokens.vocabulary()) for column, tokens in vocabularies.items()}
@@ -274,7 +278,7 @@ class _Table:
         self.numbers: dict[Key, int] = {}
         self.offsets = array("q", [0])
         self.columns = [array("I") for _ in COLUMNS]
-        self.lost = array("H")
+        self.lost = array("I")
         """For each phrase the unknown tokens of each column."""
 
     def number(self, instruction: Any) -> int:

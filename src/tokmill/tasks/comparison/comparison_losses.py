@@ -226,7 +226,7 @@ def entry_rows(
     `config`: with the keys `columns`, `same`, `size` and `group`; `of_rows`: see `Entries`.
     """
     names = reference_columns(store.schema, config.columns)
-    if has_entries(store.schema) and not names and config.same:
+    if (names or has_entries(store.schema)) and config.same:
         raise UsageError(
             "the entries of the store say already which records are similar",
             where="task.same",

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
+from tokmill.base.recipe import Amount
 from tokmill.feed.feed import Batch
 from tokmill.feed.halves import OTHER, Halves
 from tokmill.feed.rows import Rows
@@ -51,7 +52,7 @@ class SentencePairConfig(HiddenConfig, frozen=True, forbid_unknown_fields=True, 
     cut: Literal["middle", "block"] = "middle"
     """Where a record is cut: at an instruction near its middle; or where its second block begins,
     so that the halves of walks of two blocks are the two ends of an edge of the control flow."""
-    pair_weight: float = 1.0
+    pair_weight: Amount = 1.0
     """Weight of the loss of pairs; the mean loss of hidden tokens has weight 1."""
 
 

@@ -249,13 +249,7 @@ class TokenizersEncoder:
 
     def encode_utf8(self, data: Array, offsets: Array) -> tuple[Array, Array]:
         view = memoryview(np.ascontiguousarray(data).data)
-        places = offsets.tolist()
-        return self(
-            [
-                str(view[start:stop], "utf-8")
-                for start, stop in zip(places, places[1:], strict=False)
-            ]
-        )
+        return self([str(view[start:stop], "utf-8") for start, stop in pairwise(offsets.tolist())])
 
 
 class GigatokenEncoder:

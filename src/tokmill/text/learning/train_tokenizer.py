@@ -312,11 +312,7 @@ def learned_tokenizer(
     make_folder(folder)
     texts = chain.from_iterable(iter_documents(inputs, kind, options))
     tokenizer = train_tokenizer(
-        texts,
-        learn.vocab_size,
-        list(learn.specials),
-        pattern=learn.pattern,
-        tie_break=learn.tie_break,
+        texts, learn.vocab_size, learn.specials, pattern=learn.pattern, tie_break=learn.tie_break
     )
     # The note is written first: a tokenizer without a note is taken for the user's own.
     write_file(note, with_checksum(noted(learn, tokenizer)))

@@ -33,7 +33,7 @@ from tokmill.store.schema import (
 )
 from tokmill.text.documents import DocumentSource, Encoder, NoHash, surround
 from tokmill.text.make_document import Documents
-from tokmill.text.record_blocks import Block, record_blocks
+from tokmill.text.record_blocks import BOM, Block, record_blocks
 from tokmill.text.tables.tsv_columns import (
     Layout,
     class_names,
@@ -147,7 +147,6 @@ def fitted(lengths: Array, most: int) -> Array:
     return np.stack([a, np.minimum(second, room - a)], 1)
 
 
-BOM = b"\xef\xbb\xbf"
 MOST_CLASSES = 10_000
 """Largest number of classes of a label column."""
 

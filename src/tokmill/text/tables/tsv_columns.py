@@ -13,7 +13,7 @@ from tokmill.base.remote import open_input
 from tokmill.builds.finish import conversion
 from tokmill.builds.source import Frozen, Item
 from tokmill.store.vocab import Vocabulary
-from tokmill.text.record_blocks import is_stream
+from tokmill.text.record_blocks import BOM, is_stream
 
 FILE = "label.json"
 MOST_HEAD = 1 << 20
@@ -47,7 +47,7 @@ def layout_of(item: Item, config: Any) -> Layout:
     """
     first = first_line(item.path)
     try:
-        names = split_line(first.removeprefix(b"\xef\xbb\xbf"))
+        names = split_line(first.removeprefix(BOM))
     except UnicodeDecodeError:
         raise TokmillError(
             "the first line is no text in UTF-8",
@@ -68,6 +68,8 @@ def layout_of(item: Item, config: Any) -> Layout:
         sentences, label = sentences or template[0], label or template[1]
     header = names if config.header else []
     chosen = tuple(_number(name, header, len(names), item.path) for name in sentences)
+    if len({*chosen}) < len(chosen):
+        raise UsageError("sentences: a column is named twice", where=item.path, hint="name two")
     of_label = None
     if not config.unlabelled:
         of_label = _number(label, header, len(names), item.path)

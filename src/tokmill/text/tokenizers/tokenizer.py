@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
@@ -112,13 +112,8 @@ class Tokenizer:
     def merges(self) -> list[tuple[bytes, bytes]]:
         """Merges as pairs of byte strings, first learned first; empty for models without."""
         kind = tokenizer_json.is_byte_level(self.data)
-        return [
-            (
-                tokenizer_json.spelling_bytes(left, byte_level=kind),
-                tokenizer_json.spelling_bytes(right, byte_level=kind),
-            )
-            for left, right in self.data["model"].get("merges") or []
-        ]
+        spell = partial(tokenizer_json.spelling_bytes, byte_level=kind)
+        return [(spell(a), spell(b)) for a, b in self.data["model"].get("merges") or []]
 
     def __repr__(self) -> str:
         return f"Tokenizer(size={self.size}, specials={[*self.specials]})"
@@ -250,15 +245,8 @@ class Tokenizer:
             {**self.named, **(role_overrides or {})},
             where=self.where,
         )
-        return (
-            Vocabulary(
-                file="tokenizer.json",
-                sha256=hashlib.sha256(raw).hexdigest(),
-                size=self.size,
-                roles=roles,
-            ),
-            raw,
-        )
+        digest = hashlib.sha256(raw).hexdigest()
+        return Vocabulary(file="tokenizer.json", sha256=digest, size=self.size, roles=roles), raw
 
     def save(
         self,

@@ -412,6 +412,21 @@ def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
     return prefix, suffix
 
 
+LOSSY = {
+    *("Lowercase", "StripAccents", "BertNormalizer", "NFKC", "NFKD", "Nmt", "Precompiled"),
+    *("BertPreTokenizer", "Whitespace"),
+}
+"""Steps after which different texts are the same one, as in lower case or without their blanks."""
+
+
+def lossy_step(raw: bytes) -> str:
+    """Return the first step of a tokenizer.json that is in `LOSSY`, or ""."""
+    data = beside_model(raw)
+    keys = ("normalizer", "pre_tokenizer")
+    steps = [step for key in keys for step in flatten(data.get(key), STEPS[key])]
+    return next((step["type"] for step in steps if step["type"] in LOSSY), "")
+
+
 def flatten(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
     """Return the steps of a normalizer, pre-tokenizer or post-processor, without sequences."""
     if step is None:
