@@ -22,7 +22,7 @@ from tokmill.base.errors import TokmillError, plain
 from tokmill.base.files import machine_errors, sampled
 from tokmill.base.inflate import MAGIC, inflate, packing
 from tokmill.base.progress import Progress, human_count
-from tokmill.bbv.traces.block_vectors import BlockVectors, Declared, joined
+from tokmill.bbv.traces.block_vectors import EMPTY, BlockVectors, Declared, joined
 from tokmill.store.schema import Array
 
 LONGEST = 1 << 20
@@ -112,7 +112,7 @@ def pieces(
             where=str(path),
             hint="such a line begins with T and has entries :ID:COUNT",
         )
-    end = joined(parts) if parts else part.rows(0, 0)
+    end = joined(parts or [EMPTY])
     tell(1.0)
     yield replace(
         end,
@@ -209,7 +209,7 @@ class _Parser:
                 self.counts.append(counts[rest:])
                 if sum(map(len, self.ids)) > MOST_ENTRIES:
                     raise self._error(data, 0, f"an interval has more than {MOST_ENTRIES:,} blocks")
-            return BlockVectors(np.zeros(1, np.int64), ids[:0], counts[:0])
+            return EMPTY
         edges += sum(map(len, self.ids))
         edges[0] = 0
         ended_ids = np.concatenate([*self.ids, ids[:rest]])
