@@ -27,6 +27,11 @@ def test_check_says_what_a_file_holds(here: Here, tmp_path: Path) -> None:
     facts = json.loads(here("bbv", "check", "a.bb", "--json")[0])
     assert facts["declared"]["thread"] == 2
     assert facts["sizes"] == {"smallest": 2, "largest": 10}
+    path.write_text(VALGRIND.replace("25", "20"))
+    assert "execute 1 instruction more than the file declares" in here("bbv", "check", "a.bb")[0]
+    path.write_text("T\n")
+    assert "1 interval, 0 entries, 0 instructions, 2 B" in here("bbv", "check", "a.bb")[0]
+    assert json.loads(here("bbv", "check", "a.bb", "--json")[0])["ids"] == []
     path.write_text("T:1:4")
     assert "may be cut off" in here("bbv", "check", "a.bb", code=1)[0]
     path.write_text(VALGRIND.replace("T:2:2   \n", ""))

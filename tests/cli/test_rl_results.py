@@ -47,6 +47,10 @@ def test_a_result_names_its_files_and_replaces_an_earlier_one(here: Here) -> Non
     assert (row["file"], row["module_file"]) == ("best/000.schedule.mlir", "best/000.mlir")
     assert names() == ["000.mlir", "000.schedule.mlir", "notes.txt", "results.json"]
     assert "16xf32" in Path("best/000.mlir").read_text()
+    schedule = Path("best/000.schedule.mlir")
+    assert "first line" not in here("rl", "replay", "relu 16", schedule)[1]
+    schedule.write_text(schedule.read_text().replace("tile_sizes [", "tile_sizes [1, "))
+    assert "its first line alone counts" in here("rl", "replay", "relu 16", schedule)[1]
 
 
 @pytest.mark.parametrize("name", ["000.mlir", "000.schedule.mlir", "results.json"])

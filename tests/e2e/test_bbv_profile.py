@@ -41,6 +41,17 @@ def phases(tmp_path: Path) -> str:
     return str(compiles(tmp_path, "phases", PHASES, "-O1"))
 
 
+def test_a_program_runs_under_the_name_by_which_it_is_called(tmp_path: Path) -> None:
+    source = """
+    #include <string.h>
+    int main(int count, char **words) { return strcmp(strrchr(words[0], '/'), "/called") != 0; }
+    """
+    (tmp_path / "called").symlink_to(compiles(tmp_path, "other", source, "-O1"))
+    found = profile([str(tmp_path / "called")], tmp_path / "out", Asked(every_blocks=1000))
+    assert found.trace.name == "called.bb.gz"
+    assert "/other\n" in (tmp_path / "out" / "called.map").read_text()
+
+
 def test_a_modelled_profile_joins_with_blocks(tmp_path: Path) -> None:
     gzip = ran("gzip")
     data = text_file(tmp_path / "data", 60_000)

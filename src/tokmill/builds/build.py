@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
+from tokmill.base import recipe
 from tokmill.base.errors import Interrupted, MachineError, TokmillError, UsageError, plain
 from tokmill.base.files import machine_errors, new_folder, remove
 from tokmill.base.locks import locked
@@ -81,6 +82,10 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         # A worker runs the caller's script again before it has work: a traceback would hide this.
         os.write(2, UNGUARDED)
         os._exit(UsageError.exit_code)
+    # Whoever makes one in Python is not checked by msgspec.
+    how = recipe.convert(How, msgspec.to_builtins(how), "how")
+    if how.part and not 1 <= how.part[0] <= how.part[1]:
+        raise UsageError(f"there is no part {how.part[0]} of {how.part[1]}", hint="1 to n, of n")
     if not 0 <= how.max_rejects <= 1:
         raise UsageError(f"--max-rejects {how.max_rejects:g} is no share", hint="between 0 and 1")
     out = folder_of(chosen)

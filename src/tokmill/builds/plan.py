@@ -240,7 +240,7 @@ class Amount(msgspec.Struct, frozen=True, kw_only=True):
     workers: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Number of processes; 0: only this one; None: chosen by the preset."""
     preset: Literal["memory", "balanced", "speed"] = "balanced"
-    memory: int | None = None
+    memory: Annotated[int, msgspec.Meta(ge=0)] | None = None
     """Bytes that the build and its workers may use together."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
 
@@ -282,7 +282,7 @@ class How(msgspec.Struct, frozen=True, kw_only=True):
     part: tuple[int, int] | None = None
     push: str = ""
     """Address at which the parts of several machines meet; "": in their folder."""
-    limit_seconds: float | None = None
+    limit_seconds: Annotated[float, msgspec.Meta(ge=0)] | None = None
     max_rejects: float = 0.01
     fresh: bool = False
     yes: bool = False

@@ -363,6 +363,8 @@ class Sampler:
 
 def sample(run: Path | str, prompt: str = "", tokens: int = 100, **options: Any) -> str:
     """Return the text that follows a prompt; `options` as for `generate`, but `samples`."""
+    if "samples" in options:
+        raise UsageError("`sample` returns one text", hint="tokmill.generate(run, [prompt], …)")
     (continuation,) = generate(run, [prompt], tokens, **options)
     return continuation.text
 

@@ -21,7 +21,6 @@ from tokmill.mlir.modules.problem import Problem
 class Space:
     """The own lowering, by MLIR's passes."""
 
-    name = "loops"
     kinds: tuple[str, ...] = (
         "stop",
         "tile",
@@ -88,7 +87,6 @@ class Space:
 class IreeDefault(Space):
     """IREE's code of a module as its default makes it: no schedule changes it."""
 
-    name = "iree"
     child = "tokmill.mlir.iree.executor:answer"
     package = "iree-base-compiler"
 

@@ -72,7 +72,11 @@ def test_a_byte_order_mark_costs_no_interval(tmp_path: Path) -> None:
         assert rows_of(read(file_of(tmp_path, data))) == slow(text[3:])
 
 
-def test_what_a_file_says_of_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk", [*range(1, len(PRODUCERS["valgrind"])), 1 << 20])
+def test_what_a_file_says_of_itself(
+    chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "CHUNK", chunk)
     found = read(file_of(tmp_path, PRODUCERS["valgrind"]))
     assert found.declared == (6, 2, 13, 3, 1)
     assert found.ignored == {"#": 4, "blank": 2}

@@ -13,6 +13,7 @@ import pytest
 import tokmill
 from making import TOKENIZER
 from tokmill.base.errors import UsageError
+from tokmill.builds.plan import Amount, How
 
 RIGHT = """\
 import tokmill
@@ -70,3 +71,28 @@ def test_a_misspelt_kind_or_option_is_named(corpus: Any, tmp_path: Path) -> None
     with pytest.raises(UsageError) as error:
         tokmill.build.text(corpus.txt, tmp_path / "a", tokenizer=TOKENIZER, recrod="line")
     assert "record" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        (How(part=(3, 2)), "no part 3 of 2"),
+        (How(part=(0, 2)), "no part 0 of 2"),
+        (How(limit_seconds=-1), "limit_seconds"),
+        (How(amount=Amount(workers=-1)), "amount.workers"),
+        (How(amount=Amount(workers=2.5)), "amount.workers"),  # type: ignore[arg-type]
+        (How(amount=Amount(preset="fast")), "amount.preset"),  # type: ignore[arg-type]
+    ],
+)
+def test_how_a_build_runs_is_checked_in_python_too(how: How, says: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    with pytest.raises(UsageError, match=says):
+        tokmill.build.text(tmp_path / "a.txt", tmp_path / "out", tokenizer=TOKENIZER, how=how)
+    assert not (tmp_path / "out").exists()
+
+
+def test_mistakes_in_python_are_told_as_those_of_commands(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="returns one text"):
+        tokmill.sample(tmp_path, samples=2)
+    with pytest.raises(UsageError, match="this is a folder"):
+        tokmill.diff(tmp_path, tmp_path)

@@ -178,3 +178,7 @@ def test_each_result_is_compared_by_its_own_type() -> None:
     error, allowed = dtypes.difference([half, np.arange(4)], [half, np.arange(4) + 1], 1)
     assert (error, allowed) == (1.0, 0.0)
     assert dtypes.difference([], [], 1) == (0.0, 0.0)
+    # IREE's whole numbers have no sign; those of other engines have.
+    signless = [np.array([-56, 7], np.int8)]
+    assert dtypes.difference(signless, [np.array([200, 7], np.uint8)], 1) == (0.0, 0.0)
+    assert dtypes.difference(signless, [np.array([56, 7], np.uint8)], 1)[0] == 1.0

@@ -19,6 +19,7 @@ from tokmill.mlir.search import Trial
 from tokmill.models.model import Tensors
 from tokmill.rl import evaluate_policy as evaluate
 from tokmill.rl import ppo_loop as loop
+from tokmill.rl.commands import rl_eval, rl_problems
 from tokmill.rl.rollout import Episode
 from tokmill.rl.schedule_task import SchedulesConfig
 from tokmill.training.runs.run import load_task
@@ -150,3 +151,15 @@ def test_a_policy_is_measured_as_it_was_trained(
     assert np.isfinite(row["best"]["milliseconds"])
     # The own lowering's, and those of IREE's default.
     assert used == [Settings(**SETTINGS | {"runs": runs})] * 2
+
+
+def test_what_gives_no_result_counts_beside_iree_as_the_module_without_a_schedule() -> None:
+    def row(iree: float, first: float) -> dict[str, Any]:
+        times = {"baseline_milliseconds": 4.0, "milliseconds": first}
+        return {rl_problems.IREE: iree, "zero_shot": times, "best": times}
+
+    nan = float("nan")
+    assert ", 1.000 times" in rl_eval._against_iree([row(2, 1), row(2, nan)], "zero_shot")
+    said = rl_eval._against_iree([row(2, 1), row(nan, 1)], "zero_shot")
+    assert said.endswith("2.000 times as fast as by IREE's default in 1 of them")
+    assert rl_eval._against_iree([row(nan, 1)], "zero_shot") == ""

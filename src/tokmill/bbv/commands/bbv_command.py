@@ -127,11 +127,12 @@ def check(
         low = min(low, int(piece.ids.min(initial=low)))
         high = max(high, int(piece.ids.max(initial=0)))
     totals = np.concatenate(sums)
+    ids = [low, high] * bool(entries)
     sizes = {"smallest": int(totals.min()), "largest": int(totals.max())}
     if json:
         print_json(
             {
-                "intervals": rows, "entries": entries, "ids": [low, high],
+                "intervals": rows, "entries": entries, "ids": ids,
                 "instructions": int(totals.sum()),
                 "declared": piece.declared._asdict(), "sizes": sizes,
                 "ignored": piece.ignored, "torn": piece.torn,
@@ -141,7 +142,7 @@ def check(
     size = human_bytes(trace.stat().st_size)
     print(
         f"{trace}: {human_count(rows, 'interval')}, {human_count(entries, 'entry', 'entries')}, "
-        f"{totals.sum():,} instructions, ids {low:,} to {high:,}, {size}"
+        f"{totals.sum():,} instructions, {f'ids {low:,} to {high:,}, ' if ids else ''}{size}"
     )
     print(f"intervals: {totals.min():,} to {totals.max():,} instructions")
     declared = {
@@ -150,8 +151,11 @@ def check(
     if declared:
         print("declared: " + ", ".join(f"{name} {value:,}" for name, value in declared.items()))
         lost = (declared.get("instructions") or int(totals.sum())) - int(totals.sum())
-        if lost:
+        if lost > 0:
             print(f"{lost:,} instructions after the last interval were not written")
+        elif lost:
+            more = human_count(-lost, "instruction")
+            print(f"the intervals execute {more} more than the file declares")
         if declared.get("repetitions"):
             print("repetitions of REP instructions are not counted here; callgrind counts them")
     if piece.ignored:

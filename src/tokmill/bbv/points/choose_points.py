@@ -44,7 +44,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Trace:
-    """What is known of a program's run."""
+    """What is known of a program's run; `Report` has what the last fields mean."""
 
     name: str
     vectors: Matrix
@@ -52,13 +52,9 @@ class Trace:
     memory: dict[str, Floats] = field(default_factory=dict)
     cpi: Floats | None = None
     kind: str = ""
-    """Kind of the CPI: measured, simulated, given or modelled."""
     unmeasured: int = 0
-    """Intervals with instructions whose CPI is not known; they are left out of everything."""
     torn: bool = False
-    """Whether the last line of the block vectors does not end, as that of a file that is cut."""
     other_lines: int = 0
-    """Lines that are neither intervals nor comments."""
 
 
 class Report(msgspec.Struct, kw_only=True):

@@ -1,6 +1,6 @@
 """Intervals of many programs, as a store of `tokmill build bbv` holds them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -133,16 +133,12 @@ class Executions:
     def some(self, chosen: np.ndarray[Any, np.dtype[np.bool_]]) -> "Executions":
         """Return the intervals of which `chosen` (N,) is true, and their programs."""
         kept, program = np.unique(self.program[chosen], return_inverse=True)
-        return Executions(
-            [self.names[number] for number in kept],
-            program.astype(np.int64),
-            self.records[chosen],
-            self.instructions[chosen],
-            self.cpi[chosen],
-            self.kind,
-            self.rates[chosen],
-            self.vectors[chosen],
-            self.left_out,
+        rows = ("records", "instructions", "cpi", "rates", "vectors")
+        return replace(
+            self,
+            names=[self.names[number] for number in kept],
+            program=program.astype(np.int64),
+            **{name: getattr(self, name)[chosen] for name in rows},
         )
 
 

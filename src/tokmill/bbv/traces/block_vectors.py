@@ -68,17 +68,9 @@ class BlockVectors:
         """Instructions of each interval (int64)."""
         return row_sums(self.counts, self.indptr)
 
-    def rows(self, start: int, stop: int) -> "BlockVectors":
-        """Return some consecutive intervals; entries are not copied."""
-        start, stop, _ = slice(start, stop).indices(len(self))
-        stop = max(start, stop)
-        first, last = self.indptr[start], self.indptr[stop]
-        return replace(
-            self,
-            indptr=self.indptr[start : stop + 1] - first,
-            ids=self.ids[first:last],
-            counts=self.counts[first:last],
-        )
+
+EMPTY = BlockVectors(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint64))
+"""No intervals."""
 
 
 def row_sums(counts: Array, indptr: Array) -> Array:

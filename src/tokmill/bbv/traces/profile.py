@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import io
+import os
 import platform
 import shlex
 import shutil
@@ -193,7 +194,8 @@ def _program(words: Sequence[str]) -> str:
     for needed, package in (("valgrind", "valgrind"), ("setarch", "util-linux")):
         if shutil.which(needed) is None:
             raise MachineError(f"{needed} is not installed", hint=f"apt install {package}")
-    return str(Path(program).resolve())
+    # As it is called: what a link names does another thing under its own name (xzcat, venvs).
+    return os.path.abspath(program)
 
 
 def _about(command: Command, asked: Asked) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from tokmill.base.errors import TokmillError, plain
 from tokmill.base.files import machine_errors, sampled
 from tokmill.base.inflate import MAGIC, inflate, packing
 from tokmill.base.progress import Progress, human_count
-from tokmill.bbv.traces.block_vectors import BlockVectors, Declared, joined
+from tokmill.bbv.traces.block_vectors import EMPTY, BlockVectors, Declared, joined
 from tokmill.store.schema import Array
 
 LONGEST = 1 << 20
@@ -38,8 +38,9 @@ BOM = b"\xef\xbb\xbf"
 BLANK, COLON, NEWLINE, T = (ord(one) for one in " :\nT")
 WHITE = np.isin(np.arange(256), [*range(9, 14), BLANK])
 VALID = re.compile(rb"(?:\s*:[0-9]+:[0-9]+(?=\s))*\s*")
-KEPT = 64
-"""Comment lines, the last ones, that are searched for what the file says about itself."""
+KEPT, COMMENT = 64, 200
+"""Comment lines, the last ones, that are searched for what the file says about itself, and bytes of
+each."""
 DECLARED = {
     "interval": re.compile(rb"Interval Size (\d{1,18})\)"),
     "intervals": re.compile(rb"Total intervals: (\d{1,18})\b"),
@@ -111,7 +112,7 @@ def pieces(
             where=str(path),
             hint="such a line begins with T and has entries :ID:COUNT",
         )
-    end = joined(parts) if parts else part.rows(0, 0)
+    end = joined(parts or [EMPTY])
     tell(1.0)
     yield replace(
         end,
@@ -157,12 +158,17 @@ class _Parser:
         for number, data in enumerate(self.content(progress)):
             text = carry + (data if number else data.removeprefix(BOM))
             cut = 1 + max(text.rfind(white) for white in (b" ", b"\n", b"\t", b"\r"))
-            if not cut and (self.inside is False or (self.inside is None and text[:1] != b"T")):
+            line = text.rfind(b"\n") + 1
+            is_comment = text.startswith(b"#", line) and (line > 0 or self.inside is None)
+            if is_comment and len(text) - line < COMMENT:
+                # Kept whole, for what the file says about itself.
+                cut = line
+            elif not cut and (self.inside is False or (self.inside is None and text[:1] != b"T")):
                 # Inside of a comment without white space, which need not be kept.
                 self.ignored[chr(text[0])] += self.inside is None
                 self.inside, carry = False, b""
                 continue
-            if not cut and len(text) > LONGEST:
+            elif not cut and len(text) > LONGEST:
                 raise self._error(text, 0, "an entry is longer than 1 MiB")
             carry = text[cut:]
             if cut:
@@ -203,7 +209,7 @@ class _Parser:
                 self.counts.append(counts[rest:])
                 if sum(map(len, self.ids)) > MOST_ENTRIES:
                     raise self._error(data, 0, f"an interval has more than {MOST_ENTRIES:,} blocks")
-            return BlockVectors(np.zeros(1, np.int64), ids[:0], counts[:0])
+            return EMPTY
         edges += sum(map(len, self.ids))
         edges[0] = 0
         ended_ids = np.concatenate([*self.ids, ids[:rest]])
@@ -237,7 +243,7 @@ class _Parser:
                 if count:
                     self.ignored[chr(letter)] += int(count)
             for i in np.flatnonzero(is_other)[-KEPT:]:
-                self.comments.append(data[starts[i] - 2 : min(stops[i], starts[i] + 200) - 2])
+                self.comments.append(data[starts[i] - 2 : min(stops[i], starts[i] + COMMENT) - 2])
         ended = text[stops - 1] == NEWLINE
         empty = blank & ended
         if self.inside is not None:

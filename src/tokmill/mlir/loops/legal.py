@@ -5,6 +5,7 @@ only parallel loops become parallel, a vector has at most 512 iterations, and no
 vectorization. What the rules allow can still be refused by MLIR; what they forbid is never tried.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,10 +53,7 @@ class State:
 
     @property
     def volume(self) -> int:
-        volume = 1
-        for bound in self.bounds:
-            volume *= bound
-        return volume
+        return math.prod(self.bounds)
 
     @property
     def decomposes(self) -> bool:

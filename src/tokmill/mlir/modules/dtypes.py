@@ -108,6 +108,8 @@ def difference(
 
 def _difference(left: Any, right: Any, length: int) -> tuple[float, float]:
     if not is_float(left.dtype):
+        # IREE's types have no sign; other engines' have.
+        right = right.view(left.dtype) if right.dtype.kind == "u" else right
         return float(np.any(left != right)), 0.0
     slack, least = _SLACK.get(left.dtype.itemsize, _USUAL_SLACK)
     own = np.finfo if left.dtype.kind == "f" else plugins.require("ml_dtypes").finfo

@@ -32,19 +32,15 @@ class Problem:
     text: str
     operations: tuple[Operation, ...]
     """In the order of the module; schedules go from the last to the first."""
-    longest: int = 1
-    """Additions of a sum that no operation of `operations` shows."""
 
     @property
     def length(self) -> int:
         """Return the longest sum of the module: the product of an operation's reductions."""
-        longest = self.longest
-        for operation in self.operations:
-            length = 1
-            for bound, parallel in zip(operation.bounds, operation.parallel, strict=True):
-                length *= 1 if parallel else bound
-            longest = max(longest, length)
-        return longest
+        reduced = (
+            [n for n, parallel in zip(one.bounds, one.parallel, strict=True) if not parallel]
+            for one in self.operations
+        )
+        return max(map(math.prod, reduced), default=1)
 
 
 def of_text(text: str, name: str) -> Problem:

@@ -33,18 +33,14 @@ LARGEST = float(1 << 40)
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A view and its options."""
+    """A view and its options, which are keys of the embedding `distilbert` too."""
 
     kind: str = "flat"
     """flat, fields or buckets."""
     max_seq_length: int = 0
-    """Positions of a sequence of tokens; 0: as many as the problems need."""
     vocab_size: int = 0
-    """Ids of `buckets`; 0: as many as there are."""
     truncate: bool = False
-    """Whether a sequence may be cut."""
     seed_compatible: bool = False
-    """Whether ids of `buckets` repeat after 100 numbers, as MLIR-RL's do."""
 
 
 class View(Protocol):
@@ -95,12 +91,10 @@ class Flat:
         self.sizes = sizes
 
     def spaces(self) -> dict[str, gymnasium.spaces.Box]:
-        """Return those of `operation`, `producer` and `history`."""
         flat = gymnasium.spaces.Box(-LARGEST, LARGEST, (self.sizes.operation,), np.float32)
         return {"operation": flat, "producer": flat, "history": _history(self.sizes)}
 
     def __call__(self, state: State, producer: Operation | None) -> dict[str, Array]:
-        """Return the vectors; zeros for no producer."""
         return {
             "operation": features.vector(state.operation, self.sizes),
             "producer": _vector(producer, self.sizes),
@@ -121,7 +115,6 @@ class Fields:
             )
 
     def spaces(self) -> dict[str, gymnasium.spaces.Box]:
-        """Return those of `ids`, `segments`, `depths`, `mask` and `history`."""
         return {
             "ids": _ids(len(field_tokens.VOCABULARY), self.length),
             "segments": _ids(2, self.length),
@@ -131,16 +124,13 @@ class Fields:
         }
 
     def __call__(self, state: State, producer: Operation | None) -> dict[str, Array]:
-        """Return the tokens, with `[PAD]` behind."""
         batch, mask = field_tokens.padded([field_tokens.tokens(state, producer)], self.length)
-        if batch.ids.shape[1] > self.length:
-            batch = field_tokens.Tokens(*(each[:, : self.length] for each in batch))
-            mask = mask[:, : self.length]
+        cut = np.s_[0, : self.length]
         return {
-            "ids": batch.ids[0],
-            "segments": batch.segments[0],
-            "depths": batch.depths[0],
-            "mask": mask[0],
+            "ids": batch.ids[cut],
+            "segments": batch.segments[cut],
+            "depths": batch.depths[cut],
+            "mask": mask[cut],
             "history": features.history(state.taken, self.sizes),
         }
 
@@ -160,7 +150,6 @@ class Buckets:
         )
 
     def spaces(self) -> dict[str, gymnasium.spaces.Box]:
-        """Return those of `ids`, `mask` and `history`."""
         return {
             "ids": _ids(self.tokenizer.vocab_size, self.tokenizer.max_seq_length),
             "mask": _ids(2, self.tokenizer.max_seq_length),
@@ -168,7 +157,6 @@ class Buckets:
         }
 
     def __call__(self, state: State, producer: Operation | None) -> dict[str, Array]:
-        """Return the tokens of both vectors."""
         own = features.vector(state.operation, self.scaled)
         ids, mask = self.tokenizer(own, _vector(producer, self.scaled))
         return {

@@ -18,7 +18,7 @@ from tokmill.rl.commands.rl_problems import (
     say_what_is_faster,
 )
 from tokmill.terminal.frame import AsJson
-from tokmill.terminal.output import print_json, print_table
+from tokmill.terminal.output import print_json, print_table, say
 
 LARGEST = 16 << 20
 """Bytes that a schedule may have."""
@@ -95,9 +95,12 @@ def replay(
             where=str(schedule),
             hint="schedules are small: is it another file?",
         )
-    taken = actions.read(data.decode("utf-8", "replace"), str(schedule))
+    text = data.decode("utf-8", "replace")
+    taken = actions.read(text, str(schedule))
     settings = measure.Settings(runs=runs)
     with measure.Measurements(settings) as measurements:
+        if measurements.space.text(problem, taken) != text:
+            say(f"note: {schedule}: its first line alone counts; what follows says something else")
         result = measurements(problem, taken)
     with measure.Measurements(settings, None, IreeDefault()) as iree:
         row = row_of(problem, searches.Trial(taken, result), searches.iree_default(problem, iree))

@@ -175,11 +175,16 @@ def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> N
 
 
 def _against_iree(rows: list[dict[str, Any]], key: str) -> str:
-    ratios = [row[IREE] / row[key]["milliseconds"] for row in rows]
-    logs = [math.log(ratio) for ratio in ratios if math.isfinite(ratio)]
+    logs = []
+    for row in rows:
+        # Without a result the module would run as it is.
+        own = row[key]["milliseconds"], row["best"]["baseline_milliseconds"]
+        if math.isfinite(ratio := row[IREE] / (own[1] if math.isnan(own[0]) else own[0])):
+            logs.append(math.log(ratio))
     if not logs:
         return ""
-    return f", {math.exp(sum(logs) / len(logs)):.3f} times as fast as by IREE's default"
+    of = f" in {len(logs):,} of them" if len(logs) < len(rows) else ""
+    return f", {math.exp(sum(logs) / len(logs)):.3f} times as fast as by IREE's default{of}"
 
 
 def _gain(means: dict[str, Any]) -> str:

@@ -47,6 +47,7 @@ def search(
     """
     from tokmill.mlir import measure
     from tokmill.mlir import search as searches
+    from tokmill.mlir.space import IreeDefault
 
     if method not in searches.SEARCHES:
         raise UsageError(
@@ -58,8 +59,6 @@ def search(
         # Before the search: it may take hours.
         make_folder(out)
     settings = measure.Settings(runs=runs, seed=seed)
-    from tokmill.mlir.space import IreeDefault
-
     results = []
     with (
         continuing(cache),

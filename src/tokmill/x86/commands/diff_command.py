@@ -52,10 +52,6 @@ def diff(
     2 and above: the inputs cannot be compared.
     """
     try:
-        if folder := next((path for path in (old, new) if path.is_dir()), None):
-            raise UsageError(
-                "this is a folder", where=str(folder), hint="name two programs, or two graph files"
-            )
         check_outputs({"--out": out, "--html": html}, (old, new))
         if out is not None and out.suffix.lower() != ".json":
             raise UsageError("diff writes JSON", where=str(out), hint="such as -o diff.json")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tokmill.base.errors import TokmillError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.files import sha256_file
 from tokmill.store.schema import Array
 from tokmill.x86.diff.content.operand_references import Compared, Operands
@@ -189,6 +189,10 @@ def _left(graph: Graph, functions: Array, matched: Array) -> Array:
 
 def graph_of(path: Path) -> Graph:
     """Return the graph of a program or of a graph file; raises `TokmillError` for several."""
+    if path.is_dir():
+        raise UsageError(
+            "this is a folder", where=str(path), hint="name two programs, or two graph files"
+        )
     graphs = graphs_in(find_inputs([str(path)]).files[0], facts=True)
     graph = next(graphs, None)
     if graph is None or next(graphs, None) is not None:
