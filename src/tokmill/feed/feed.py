@@ -177,7 +177,7 @@ class Feed:
                 f"a feed takes rows, not a {type(source).__name__}: say how the store is cut",
                 hint=f"tokmill.Feed(tokmill.Windows(store, 128), batch_size={batch_size})",
             )
-        if len(source) == 0:
+        if len(source) == 0 or not source.tokens:
             raise UsageError(
                 "the store has no rows to train on",
                 where=str(source.store.path),

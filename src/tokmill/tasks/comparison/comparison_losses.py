@@ -259,7 +259,7 @@ def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[st
     if has_entries(schema) and not named:
         names = [ROLE]
     chosen = schema.get(group or GROUP)
-    usable = chosen is not None and chosen.per == "record" and chosen.dtype[0] in "ui"
+    usable = chosen is not None and chosen.per == "record" and chosen.is_whole
     if group and not (named and usable):
         raise UsageError(
             f"the column {group!r} does not have a whole number for each entry",
