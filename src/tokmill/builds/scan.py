@@ -6,7 +6,7 @@ import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
@@ -26,11 +26,12 @@ NOT_TEXT = "not text: "
 NO_SUFFIX = "no suffix"
 NOT_CHOSEN = "file that --glob does not name"
 NO_PROGRAM = "file that is no program"
+OTHER_NAME = "another name of a file"
 PACKED = tuple(MAGIC)
 PLURALS = {
     NOT_CHOSEN: "files that --glob does not name",
     NO_PROGRAM: "files that are no program",
-    "another name of a file": "other names of a file",
+    OTHER_NAME: "other names of a file",
     "file that is named twice": "files that are named twice",
     "link to a folder": "links to folders",
     "loop of links": "loops of links",
@@ -71,7 +72,6 @@ class _Entry(NamedTuple):
     name: str
     """Path below the argument; for a file that was named itself, its name."""
     path: Path
-    argument: str
     named: bool
     empty: bool = False
     """An object that a list says is empty: it may be a folder, which cannot be read."""
@@ -95,8 +95,9 @@ def find_files(
     A file that is named is always read. In a folder, at any depth, the files are read whose name
     ends in one of `suffixes` in upper or lower case (none: any) and which `fits` accepts; or, if
     `choice` has a `suffix` or `glob`, the files that these select. Hidden files, stores, runs and
-    links to folders are not read. A file's name is its path below the argument, or more of the path
-    if two files would have the same name. `instead`: the hint for a folder of which nothing fits.
+    links to folders are not read, nor a link to a file that is read too. A file's name is its path
+    below the argument, or more of the path if two files would have the same name. `instead`: the
+    hint for a folder of which nothing fits.
 
     Raises:
         UsageError: no input is named, or a pattern is invalid.
@@ -133,11 +134,27 @@ def find_files(
         if not count and not (none_is_fine and +left):
             raise _nothing(argument, suffixes, options, left, instead)
         total += left
+    if links := _other_names(entries):
+        total[OTHER_NAME] += len(links)
+        entries = {place: one for place, one in entries.items() if place not in links}
     names = _distinct({place: entry.name for place, (entry, _) in entries.items()})
     files = [
         msgspec.structs.replace(file, name=names[place]) for place, (_, file) in entries.items()
     ]
     return Inputs(sorted(files, key=lambda file: file.name), in_order(total))
+
+
+def _other_names(places: Collection[str]) -> set[str]:
+    """Return the links among some files whose target is read under its own name or another link."""
+    links = set(filter(os.path.islink, places))
+    seen, others = set[tuple[int, int]](), set[str]()
+    for place in sorted(places, key=lambda place: (place in links, place)) if links else ():
+        with machine_errors("read", place):
+            facts = os.stat(place)
+        if place in links and (facts.st_dev, facts.st_ino) in seen:
+            others.add(place)
+        seen.add((facts.st_dev, facts.st_ino))
+    return others
 
 
 def _sampled(entry: _Entry) -> tuple[int, str, bytes] | None:
@@ -209,9 +226,9 @@ def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) ->
             if why := chosen(name):
                 left[why] += 1
             else:
-                yield _Entry(name, path, argument, False)
+                yield _Entry(name, path, False)
     elif stat.S_ISREG(mode):
-        yield _Entry(root.name, root, argument, True)
+        yield _Entry(root.name, root, True)
     else:
         raise TokmillError(
             "is neither a file nor a folder (a pipe or a device?)",
@@ -224,7 +241,7 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
     """Yield the object at an address, or else those that it names as a pattern, or those below."""
     with contextlib.suppress(Absent):
         head(address)
-        yield _Entry(address.rpartition("/")[2], Path(address), address, True)
+        yield _Entry(address.rpartition("/")[2], Path(address), True)
         return
     special = re.search(r"[*?[]", address)
     if special:
@@ -234,7 +251,7 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
             name = one.address.rpartition("/")[2]
             # As in a shell, a pattern does not match a hidden file.
             if fits.fullmatch(one.address) and (names_hidden or not name.startswith(".")):
-                yield _Entry(name, Path(one.address), address, True, not one.size)
+                yield _Entry(name, Path(one.address), True, not one.size)
         return
     below = {one.address.removeprefix(f"{address}/"): one.size for one in listed(address)}
     stores = {name.partition("shards/")[0] for name in below if "shards/" in name}
@@ -245,7 +262,7 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
         elif why := "hidden file" if "/." in f"/{name}" else chosen(name):
             left[why] += 1
         else:
-            yield _Entry(name, Path(f"{address}/{name}"), address, False, not size)
+            yield _Entry(name, Path(f"{address}/{name}"), False, not size)
     left += Counter()  # drops what is 0
 
 
@@ -337,7 +354,7 @@ def _pattern(text: str) -> re.Pattern[str]:
             result += f"[^/]{piece}".replace("?", "")
         elif len(piece) > 2 and piece[0] == "[":
             inner = piece[1:-1].replace("\\", "\\\\")
-            result += f"[^{inner[1:]}]" if inner[0] == "!" else f"[{inner}]"
+            result += f"(?!/)[^{inner[1:]}]" if inner[0] == "!" else f"[{inner}]"
         else:
             result += re.escape(piece)
     try:

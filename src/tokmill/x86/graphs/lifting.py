@@ -31,7 +31,15 @@ from tokmill.base.files import (
 from tokmill.base.headers import refused
 from tokmill.base.progress import Progress, human_count
 from tokmill.builds.processes import in_processes
-from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
+from tokmill.builds.scan import (
+    NO_PROGRAM,
+    OTHER_NAME,
+    FolderOptions,
+    InputFile,
+    Inputs,
+    find_files,
+    in_order,
+)
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, read_graph, write_graph
 from tokmill.x86.image import elf, pe
@@ -175,12 +183,10 @@ def find_programs(
     for file in files:
         with machine_errors("read", file.path):
             facts = file.path.stat()
-        key = (facts.st_dev, facts.st_ino)
-        if key not in by_inode or (by_inode[key].path.is_symlink() and not file.path.is_symlink()):
-            by_inode[key] = file
-    if len(files) > len(by_inode):
-        left_out["another name of a file"] = len(files) - len(by_inode)
-    return Inputs(sorted(by_inode.values(), key=lambda file: file.name), in_order(left_out))
+        by_inode.setdefault((facts.st_dev, facts.st_ino), file)
+    if more := len(files) - len(by_inode):
+        left_out[OTHER_NAME] = left_out.get(OTHER_NAME, 0) + more
+    return Inputs([*by_inode.values()], in_order(left_out))
 
 
 def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> None:
