@@ -35,6 +35,7 @@ from tokmill.store.receipts import (
     make_manifest,
     planned_receipts,
 )
+from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
 
 if TYPE_CHECKING:
@@ -171,7 +172,8 @@ class Rejects:
             for reason, count in reasons.items():
                 self.reasons[reason] = self.reasons.get(reason, 0) + count
             if runs and not self.example:
-                at = f", byte {runs[0].first}" if self.unit == "records" else ""
+                place = place_in_words(runs[0].first, self.prepared.kind.places)
+                at = f", {place}" if self.unit == "records" else ""
                 self.example = f"{receipt.items[runs[0].item].name}{at} ({runs[0].reason})"
         most = self.most
         judged = self.seen >= JUDGED_FROM[self.unit] or not most

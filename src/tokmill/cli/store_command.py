@@ -123,7 +123,8 @@ def rejects(
         first = left_out(opened, most=most)
     if json:
         manifest = opened.manifest
-        print_json({"rejected": manifest.rejected, "skipped": manifest.skipped, "first": first})
+        counts = {"rejected": manifest.rejected, "skipped": manifest.skipped}
+        print_json({**counts, "unit": manifest.unit, "first": first})
         return
     for one in first:
         line = f"line {one.line:,}, " if one.line else ""

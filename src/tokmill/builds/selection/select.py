@@ -77,8 +77,8 @@ class SelectSource(Source):
     Config: ClassVar[type[msgspec.Struct]] = SelectConfig
     places = "record"
     version: ClassVar[int] = 3
-    is_bounded = False
     """3: `where` compares the numbers that strings hold as numbers."""
+    is_bounded = False
 
     schema: Schema = {}
     config: SelectConfig
