@@ -203,6 +203,11 @@ class Feed:
 
     def _slots(self, step: int, rank: int, world: int) -> tuple[int, int]:
         """Return (first, last + 1) of a rank's slots at a step."""
+        if step < 0 or not 0 <= rank < world:
+            raise UsageError(
+                f"there is no step {step} of process {rank} of {world}",
+                hint="steps and processes are counted from 0",
+            )
         share = rows_a_process(self.batch_size, world)
         first = step * self.batch_size + rank * share
         return first, first + share
