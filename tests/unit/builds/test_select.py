@@ -16,6 +16,7 @@ from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds import plan
 from tokmill.builds.plan import How
 from tokmill.store.checks.validate import validate
+from tokmill.store.manifest import Reference
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -323,6 +324,28 @@ def test_a_store_of_another_vocabulary_is_not_compared(tmp_path: Path) -> None:
         (tmp_path / name / "vocab/v").write_bytes(b"tokens")
     with pytest.raises(TokmillError, match="vocabularies 'token' differ"):
         quick_build("select", tmp_path / "a", tmp_path / "c", not_in=[str(tmp_path / "b")])
+
+
+def test_records_of_other_columns_are_not_compared(tmp_path: Path) -> None:
+    """A digest covers all token columns: none would be found in the other store."""
+    number = Column("u1", ref="records")
+    for name, schema in {
+        "plain": {"token": Column("u1")},
+        "wide": {"token": Column("u4"), "level": Column("u1", per="record")},
+        "mask": {"token": Column("u1"), "loss": Column("u1")},
+        "f4": {"token": Column("f4")},
+        "of-a": {"member": number},
+        "of-b": {"member": number},
+    }.items():
+        to = {"records": Reference(name * 16, "x", 9, "y" * 64)} if "of" in name else None
+        row = rec([1], member=[1], loss=[1], level=1)
+        write_store(tmp_path / name, schema, [[row]], references=to)
+    for name, other in (("plain", "mask"), ("mask", "plain"), ("plain", "f4"), ("of-a", "of-b")):
+        with pytest.raises(TokmillError, match="columns that are compared differ"):
+            quick_build("select", tmp_path / name, tmp_path / "s", not_in=[str(tmp_path / other)])
+    for name, other in (("plain", "wide"), ("of-a", "of-a")):
+        with pytest.raises(TokmillError, match="not one record was found"):
+            quick_build("select", tmp_path / name, tmp_path / "s", not_in=[str(tmp_path / other)])
 
 
 def test_ids_out_of_the_vocabulary(tmp_path: Path) -> None:
