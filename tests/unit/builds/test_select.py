@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import here, ids_of, quick_build, rec, write_store
+from making import TOKENS, change_sealed, here, ids_of, quick_build, rec, write_store
 from phrase_records import PHRASES, expand
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds import plan
 from tokmill.builds.plan import How
 from tokmill.store.checks.validate import validate
-from tokmill.store.manifest import Reference
+from tokmill.store.manifest import MANIFEST, Reference
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -343,6 +343,11 @@ def test_records_of_other_columns_are_not_compared(tmp_path: Path) -> None:
     for name, other in (("plain", "mask"), ("mask", "plain"), ("plain", "f4"), ("of-a", "of-b")):
         with pytest.raises(TokmillError, match="columns that are compared differ"):
             quick_build("select", tmp_path / name, tmp_path / "s", not_in=[str(tmp_path / other)])
+    change_sealed(
+        write_store(tmp_path / "half", TOKENS, [[rec([2])]]).path / MANIFEST, complete=False
+    )
+    with pytest.raises(TokmillError, match="half: the store is not complete"):
+        quick_build("select", tmp_path / "plain", tmp_path / "s", not_in=[str(tmp_path / "half")])
     for name, other in (("plain", "wide"), ("of-a", "of-a")):
         with pytest.raises(TokmillError, match="not one record was found"):
             quick_build("select", tmp_path / name, tmp_path / "s", not_in=[str(tmp_path / other)])

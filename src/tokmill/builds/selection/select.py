@@ -118,7 +118,7 @@ class SelectSource(Source):
                     hint="select from the store that they refer to; --unique leaves out equal ones",
                 )
         for path in self.config.not_in:
-            check_comparable(self.stores[0], Store(path))
+            check_comparable(self.stores[0], *open_stores([path], config.partial))
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
         self.by = "" if config.by == BY_CONTENT else config.by
         single = {n: c for n, c in self.schema.items() if c.per == "record" and not c.width}
