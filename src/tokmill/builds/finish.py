@@ -29,12 +29,7 @@ from tokmill.builds.source import Item, Source, restore_probe
 from tokmill.store.checks.probe import probe_digest
 from tokmill.store.manifest import PlannedItem, Receipt, with_checksum
 from tokmill.store.marks import LOCK
-from tokmill.store.receipts import (
-    gather_manifest,
-    in_order,
-    make_manifest,
-    planned_receipts,
-)
+from tokmill.store.receipts import gather_manifest, in_order, make_manifest, planned_receipts
 from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
 

@@ -89,6 +89,7 @@ def find_files(
     *,
     none_is_fine: bool = False,
     instead: str = "",
+    once: bool = False,
 ) -> Inputs:
     """Return the files of the INPUT arguments, ordered by name, and counts of what is not read.
 
@@ -97,7 +98,8 @@ def find_files(
     `choice` has a `suffix` or `glob`, the files that these select. Hidden files, stores, runs and
     links to folders are not read, nor a link to a file that is read too. A file's name is its path
     below the argument, or more of the path if two files would have the same name. `instead`: the
-    hint for a folder of which nothing fits.
+    hint for a folder of which nothing fits. `once`: also a file that is no link, but has another
+    name (`ln`), is read once.
 
     Raises:
         UsageError: no input is named, or a pattern is invalid.
@@ -134,9 +136,9 @@ def find_files(
         if not count and not (none_is_fine and +left):
             raise _nothing(argument, suffixes, options, left, instead)
         total += left
-    if links := _other_names(entries):
-        total[OTHER_NAME] += len(links)
-        entries = {place: one for place, one in entries.items() if place not in links}
+    if others := _other_names(entries, once):
+        total[OTHER_NAME] += len(others)
+        entries = {place: one for place, one in entries.items() if place not in others}
     names = _distinct({place: entry.name for place, (entry, _) in entries.items()})
     files = [
         msgspec.structs.replace(file, name=names[place]) for place, (_, file) in entries.items()
@@ -144,14 +146,14 @@ def find_files(
     return Inputs(sorted(files, key=lambda file: file.name), in_order(total))
 
 
-def _other_names(places: Collection[str]) -> set[str]:
+def _other_names(places: Collection[str], once: bool) -> set[str]:
     """Return the links among some files whose target is read under its own name or another link."""
     links = set(filter(os.path.islink, places))
     seen, others = set[tuple[int, int]](), set[str]()
-    for place in sorted(places, key=lambda place: (place in links, place)) if links else ():
+    for place in sorted(places, key=lambda place: (place in links, place)) if links or once else ():
         with machine_errors("read", place):
             facts = os.stat(place)
-        if place in links and (facts.st_dev, facts.st_ino) in seen:
+        if (once or place in links) and (facts.st_dev, facts.st_ino) in seen:
             others.add(place)
         seen.add((facts.st_dev, facts.st_ino))
     return others

@@ -22,7 +22,6 @@ from tokmill.base.errors import (
 )
 from tokmill.base.files import (
     inside,
-    machine_errors,
     make_folder,
     new_folder,
     remove_leftovers,
@@ -31,15 +30,7 @@ from tokmill.base.files import (
 from tokmill.base.headers import refused
 from tokmill.base.progress import Progress, human_count
 from tokmill.builds.processes import in_processes
-from tokmill.builds.scan import (
-    NO_PROGRAM,
-    OTHER_NAME,
-    FolderOptions,
-    InputFile,
-    Inputs,
-    find_files,
-    in_order,
-)
+from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, read_graph, write_graph
 from tokmill.x86.image import elf, pe
@@ -178,15 +169,7 @@ def find_programs(
             taken |= head[:4] == elf.MAGIC or head[:2] == pe.MAGIC
         return "" if taken else NO_PROGRAM
 
-    files, left_out = find_files(inputs, (), fits, choice, none_is_fine=True)
-    by_inode: dict[tuple[int, int], InputFile] = {}
-    for file in files:
-        with machine_errors("read", file.path):
-            facts = file.path.stat()
-        by_inode.setdefault((facts.st_dev, facts.st_ino), file)
-    if more := len(files) - len(by_inode):
-        left_out[OTHER_NAME] = left_out.get(OTHER_NAME, 0) + more
-    return Inputs([*by_inode.values()], in_order(left_out))
+    return find_files(inputs, (), fits, choice, none_is_fine=True, once=True)
 
 
 def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> None:
