@@ -230,11 +230,6 @@ export = lazy_group(
 app = group_of(
     "store",
     "Validate, publish or export a store; see what was left out.",
-    {
-        "validate": validate,
-        "rejects": rejects,
-        "push": push,
-        "pull": pull,
-    },
+    {"validate": validate, "rejects": rejects, "push": push, "pull": pull},
     {"export": export},
 )

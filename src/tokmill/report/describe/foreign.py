@@ -218,11 +218,7 @@ def parquet(look: Look) -> Facts | None:
             columns = [{"name": field.name, "type": str(field.type)} for field in schema]
     except arrow_errors(plugins.require("pyarrow")) as error:
         return {**facts, "problem": f"it cannot be read: {error}"}
-    facts |= {
-        "rows": meta.num_rows,
-        "row_groups": meta.num_row_groups,
-        "columns": columns,
-    }
+    facts |= {"rows": meta.num_rows, "row_groups": meta.num_row_groups, "columns": columns}
     strings = [field.name for field in schema if str(field.type) in STRINGS]
     if strings:
         facts["next"] = f"tokmill build parquet {look.quoted}{_field(strings)} {LEARN} -o STORE"

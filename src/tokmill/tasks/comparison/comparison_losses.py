@@ -213,12 +213,7 @@ def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def entry_rows(
-    store: Store,
-    length: int,
-    config: Any,
-    shards: int,
-    seed: int,
-    of_rows: Sequence[str] = (),
+    store: Store, length: int, config: Any, shards: int, seed: int, of_rows: Sequence[str] = ()
 ) -> Rows:
     """Return the rows of entries: those that columns of references name, or the three records of
     each entry, or some records of equal keys.

@@ -20,13 +20,7 @@ from tokmill.base.errors import (
     UsageError,
     check_name,
 )
-from tokmill.base.files import (
-    inside,
-    make_folder,
-    new_folder,
-    remove_leftovers,
-    sha256_file,
-)
+from tokmill.base.files import inside, make_folder, new_folder, remove_leftovers, sha256_file
 from tokmill.base.headers import refused
 from tokmill.base.progress import Progress, human_count
 from tokmill.builds.processes import in_processes
