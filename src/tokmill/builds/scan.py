@@ -106,8 +106,8 @@ def find_files(
         TokmillError: an input is missing, or nothing in a folder fits (unless `none_is_fine`).
         MachineError: there is no permission to read a folder or a file.
     """
-    if not inputs:
-        raise UsageError("no input was named", hint="give files or folders")
+    if not inputs or "" in inputs:
+        raise UsageError("no input was named", hint="give files or folders: is a variable empty?")
     options = choice if isinstance(choice, FolderOptions) else FolderOptions()
     chosen = _chooser(options, suffixes)
     if options.suffix or options.glob:

@@ -44,8 +44,11 @@ def test_files_are_found_named_and_ordered(tmp_path: Path) -> None:
         names(tmp_path / "nothing")
     with pytest.raises(TokmillError, match=r"holds no \.csv or \.tsv file"):
         names(tmp_path, suffixes=(".csv", ".tsv"))
-    with pytest.raises(UsageError, match="no input"):
-        names()
+    for nothing in ((), ("",), (tmp_path, "")):
+        with pytest.raises(UsageError, match="no input"):
+            names(*nothing)
+    with pytest.raises(UsageError, match="an input has no name"):
+        quick_build("select", [""], tmp_path / "store")
     (tmp_path / "empty").mkdir()
     with pytest.raises(TokmillError, match="the folder is empty"):
         names(tmp_path / "empty")
