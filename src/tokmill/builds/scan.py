@@ -342,8 +342,9 @@ def _pattern(text: str) -> re.Pattern[str]:
     """Return a glob as a regular expression: `*` matches no `/`, `**/` any depth; a glob without
     `/` matches in any folder.
     """
-    if not text:
-        raise UsageError("--glob is empty", hint="such as --glob 'src/**/*.py'")
+    if not text or "[:" in text:
+        hint = "such as --glob 'src/**/*.py'; a class is written [0-9], not [[:digit:]]"
+        raise UsageError(f"--glob {text!r} is no pattern", hint=hint)
     text = text.removeprefix("./").removeprefix("/")
     whole = text if "/" in text else f"**/{text}"
     result = ""
@@ -356,7 +357,7 @@ def _pattern(text: str) -> re.Pattern[str]:
             result += f"[^/]{piece}".replace("?", "")
         elif len(piece) > 2 and piece[0] == "[":
             inner = piece[1:-1].replace("\\", "\\\\")
-            result += f"(?!/)[^{inner[1:]}]" if inner[0] == "!" else f"[{inner}]"
+            result += f"(?!/)[^{inner[1:]}]" if inner[0] in "!^" else f"(?!/)[{inner}]"
         else:
             result += re.escape(piece)
     try:

@@ -129,13 +129,15 @@ def test_suffixes_and_patterns(tmp_path: Path) -> None:
     assert names(tmp_path, glob=("src/*.py",)) == ["src/d.py"]
     assert names(tmp_path, glob=("*.md",)) == ["c.md", "src/x/f.md"]
     assert names(tmp_path, glob=("[ac].*",)) == ["a.py", "c.md"]
-    assert names(tmp_path, glob=("src/x[!a]e.py", "*[!/x]d.py", "c[!a]md")) == ["c.md"]
+    assert names(tmp_path, glob=("src/x[!a]e.py", "src[+-9]d.py", "*[!/x]d.py", "c[^a]md")) == [
+        "c.md"
+    ]
     assert names(tmp_path, suffix=(".py",), glob=("!tests/**", "!B.?Y")) == [
         "a.py", "src/d.py", "src/x/e.py",
     ]  # fmt: skip
     with pytest.raises(TokmillError, match=r"holds no \.rs file"):
         names(tmp_path, suffix=(".rs",))
-    for wrong in ("", "[z-a]"):
+    for wrong in ("", "[z-a]", "[[:alpha:]].py"):
         with pytest.raises(UsageError, match="--glob"):
             names(tmp_path, glob=(wrong,))
 
