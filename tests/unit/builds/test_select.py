@@ -96,6 +96,10 @@ def test_numbers_in_quotes_are_text_and_large_ones_exact(tmp_path: Path) -> None
     assert strings(build("n > 9007199254740992")) == ["9007199254740993"]
     assert strings(build("n < 11")) == ["10", "10.0"]  # 007 is a name
     assert strings(build("f == .1")) == ["10"]
+    schema["length"] = Column("u1", per="record")
+    write_store(tmp_path / "c", schema, [[{**row, "length": 9} for row in rows]])
+    with pytest.raises(UsageError, match="'length' counts tokens, and"):
+        quick_build("select", tmp_path / "c", tmp_path / "d", where=["length > 3"])
     missing = build("f > .5")
     assert strings(missing) == ["007", "9007199254740993"]
     assert missing.manifest.skipped["no number: f > .5"] == 1
