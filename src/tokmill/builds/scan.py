@@ -98,8 +98,7 @@ def find_files(
     `choice` has a `suffix` or `glob`, the files that these select. Hidden files, stores, runs and
     links to folders are not read, nor a link to a file that is read too. A file's name is its path
     below the argument, or more of the path if two files would have the same name. `instead`: the
-    hint for a folder of which nothing fits. `once`: also a file that is no link, but has another
-    name (`ln`), is read once.
+    hint for a folder of which nothing fits. `once`: nor is a second name (`ln`) of a file that is.
 
     Raises:
         UsageError: no input is named, or a pattern is invalid.
@@ -113,7 +112,7 @@ def find_files(
     if options.suffix or options.glob:
         fits = None
     total: Counter[str] = Counter()
-    entries: dict[str, tuple[_Entry, InputFile]] = {}
+    entries: dict[str, InputFile] = {}
     for argument in inputs:
         left: Counter[str] = Counter()
         count = 0
@@ -131,18 +130,16 @@ def find_files(
                 left["file that is named twice"] += 1
                 count += 1
             else:
-                entries[place] = entry, InputFile(entry.name, entry.path, size, digest)
+                entries[place] = InputFile(entry.name, entry.path, size, digest)
                 count += 1
         if not count and not (none_is_fine and +left):
             raise _nothing(argument, suffixes, options, left, instead)
         total += left
-    if others := _other_names(entries, once):
-        total[OTHER_NAME] += len(others)
-        entries = {place: one for place, one in entries.items() if place not in others}
-    names = _distinct({place: entry.name for place, (entry, _) in entries.items()})
-    files = [
-        msgspec.structs.replace(file, name=names[place]) for place, (_, file) in entries.items()
-    ]
+    for place in _other_names(entries, once):
+        del entries[place]
+        total[OTHER_NAME] += 1
+    names = _distinct({place: file.name for place, file in entries.items()})
+    files = [msgspec.structs.replace(file, name=names[place]) for place, file in entries.items()]
     return Inputs(sorted(files, key=lambda file: file.name), in_order(total))
 
 
