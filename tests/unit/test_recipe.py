@@ -179,6 +179,7 @@ def test_tables_merge() -> None:
         ({"names": True}, "names: expected `array`", "recipe schema"),
         ({"names": [1]}, "names[0]: expected `str`", "recipe schema"),
         ({"inner": 5}, "inner: expected `object`", "recipe schema"),
+        (overrides(["name=2026-11-28"]), "name: expected `str`", """--set 'name="2026-11-28"'"""),
     ],
 )
 def test_wrong_keys_and_types(value: Any, what: str, hint: str) -> None:

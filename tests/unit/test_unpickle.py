@@ -156,6 +156,9 @@ def test_what_is_no_array_of_numbers(tmp_path: Path) -> None:
     made = Instance("numpy.dtype", ("i4", False, True), (3, "<"))
     for state in ((1, (3,), made, False, b"1234"), (1, (1 << 62, 4), made, False, b""), (1, 2), 5):
         assert array_of(Instance("numpy.ndarray", (), state)) is None
+    made.state = ()
+    found = array_of(Instance("numpy.ndarray", (), (1, (1,), made, False, b"\1\0\0\0")))
+    assert found is not None and found.tolist() == [1], "a dtype without its byte order"
 
 
 class Thing:

@@ -298,9 +298,7 @@ def _check_regular(path: Path) -> None:
         return
     if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
         raise UsageError(
-            "a pipe or a device cannot be replaced by a file",
-            where=str(path),
-            hint="name a file",
+            "a pipe or a device cannot be replaced by a file", where=str(path), hint="name a file"
         )
 
 

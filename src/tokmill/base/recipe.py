@@ -5,6 +5,7 @@ import re
 import sys
 import typing
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -169,6 +170,9 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
                 where=where,
                 hint=f"--set '{key}={_as_list(given)}'",
             ) from None
+        hint = "`tokmill recipe schema train` (or build, or a source) lists keys and types"
+        if "Expected `str" in message and type(given) in (int, float, date):
+            hint = f"text of digits stands in quotes: --set '{key}=\"{given}\"'"
         if "enum value" in message:
             message = f"{given!r} is not known"
         elif re.search("[<>]", message) and given is not None:
@@ -176,9 +180,7 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
         raise UsageError(
             f"{key}: {message[:1].lower()}{message[1:]}" if key else message,
             where=where,
-            hint=f"one of {', '.join(choices)}"
-            if choices
-            else "`tokmill recipe schema train` (or build, or a source) lists keys and types",
+            hint=f"one of {', '.join(choices)}" if choices else hint,
         ) from None
 
 

@@ -25,7 +25,8 @@ from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_time, live
 from tokmill.base.stop import Stop
 from tokmill.builds import make_shard as make
-from tokmill.builds.finish import PART_WAIT, Rejects, Watch, finish, missing_tasks, stop_early
+from tokmill.builds.events import Watch
+from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
 from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
 from tokmill.builds.make_shard import ShardJob, Terms, make_shards, planned_work
 from tokmill.builds.plan import BuildRecipe, How, Prepared, choose, folder_of, prepare

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import multiprocessing
-import os
 import shlex
-import shutil
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -19,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET
 
-from tokmill.base.bounds import resident_bytes
 from tokmill.base.errors import Interrupted, TokmillError, plain
-from tokmill.base.files import append_line, write_file
+from tokmill.base.files import write_file
 from tokmill.base.inflate import CAT, inflate, packing
 from tokmill.base.locks import locked
 from tokmill.base.progress import Progress, human_bytes, human_count, human_share, human_time
 from tokmill.base.remote import open_input
+from tokmill.builds.events import Watch
 from tokmill.builds.folder import TAKEN, remove_shards, sweep, write_if_different
 from tokmill.builds.make_shard import ShardJob, planned_work
 from tokmill.builds.plan import How, Prepared
@@ -33,12 +29,8 @@ from tokmill.builds.source import Item, Source, restore_probe
 from tokmill.store.checks.probe import probe_digest
 from tokmill.store.manifest import PlannedItem, Receipt, with_checksum
 from tokmill.store.marks import LOCK
-from tokmill.store.receipts import (
-    gather_manifest,
-    in_order,
-    make_manifest,
-    planned_receipts,
-)
+from tokmill.store.receipts import gather_manifest, in_order, make_manifest, planned_receipts
+from tokmill.store.schema import place_in_words
 from tokmill.store.store import Store
 
 if TYPE_CHECKING:
@@ -50,39 +42,6 @@ BYTE_ORDER = {
 }
 HEAD = 1 << 12
 """Bytes of a file by which its encoding is told."""
-
-
-class Watch:
-    """Measures load, memory and disk, and logs events of a store."""
-
-    def __init__(self, store: Path) -> None:
-        self.store = store
-        self.started = time.monotonic()
-        self.peak_memory = 0
-        """Largest memory measured, in bytes."""
-
-    def resources(self) -> dict[str, float]:
-        """Return the load of the machine, memory of this build and free disk (bytes)."""
-        workers = [child.pid for child in multiprocessing.active_children()]
-        memory = sum(map(resident_bytes, [os.getpid(), *filter(None, workers)]))
-        self.peak_memory = max(self.peak_memory, memory)
-        disk = shutil.disk_usage(self.store).free
-        return {"disk_free": disk, "load": os.getloadavg()[0], "memory": memory}
-
-    def text(self) -> str:
-        disk, load, memory = self.resources().values()
-        return f"load {load:.1f}, memory {human_bytes(memory)}, {human_bytes(disk)} disk free"
-
-    def event(self, kind: str, **facts: Any) -> None:
-        """Append a line to the store's `events.jsonl`."""
-        line = {
-            "event": kind,
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "seconds": round(time.monotonic() - self.started, 3),
-            **facts,
-            **self.resources(),
-        }
-        append_line(self.store / "events.jsonl", msgspec.json.encode(line) + b"\n")
 
 
 def hint_of_source(
@@ -208,7 +167,8 @@ class Rejects:
             for reason, count in reasons.items():
                 self.reasons[reason] = self.reasons.get(reason, 0) + count
             if runs and not self.example:
-                at = f", byte {runs[0].first}" if self.unit == "records" else ""
+                place = place_in_words(runs[0].first, self.prepared.kind.places)
+                at = f", {place}" if self.unit == "records" else ""
                 self.example = f"{receipt.items[runs[0].item].name}{at} ({runs[0].reason})"
         most = self.most
         judged = self.seen >= JUDGED_FROM[self.unit] or not most

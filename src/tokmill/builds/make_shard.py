@@ -25,13 +25,7 @@ from msgspec import UNSET, UnsetType
 from tokmill import plugins
 from tokmill.base.bounds import bounded
 from tokmill.base.errors import TokmillError
-from tokmill.base.files import (
-    inside,
-    machine_errors,
-    read_file,
-    sha256_file,
-    write_file,
-)
+from tokmill.base.files import inside, machine_errors, read_file, sha256_file, write_file
 from tokmill.base.remote import Absent, sampled_input, stamp_of
 from tokmill.builds.processes import in_processes, signals_wait
 from tokmill.builds.source import Frozen, Item, Resources, Source, settle_probe

@@ -309,6 +309,8 @@ class Prepared(msgspec.Struct, frozen=True):
 def folder_of(chosen: BuildRecipe) -> Path:
     """Return the folder of a build: the named one, or for an overlay a folder in its store."""
     kind = plugins.load(plugins.SOURCES, chosen.source)
+    if "" in chosen.inputs:
+        raise UsageError("an input has no name", hint="is a variable empty?")
     address = next(filter(None, map(address_of, chosen.inputs)), "")
     if address and not kind.reads_addresses:
         raise UsageError(

@@ -6,7 +6,7 @@ import re
 import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import NamedTuple
@@ -26,11 +26,12 @@ NOT_TEXT = "not text: "
 NO_SUFFIX = "no suffix"
 NOT_CHOSEN = "file that --glob does not name"
 NO_PROGRAM = "file that is no program"
+OTHER_NAME = "another name of a file"
 PACKED = tuple(MAGIC)
 PLURALS = {
     NOT_CHOSEN: "files that --glob does not name",
     NO_PROGRAM: "files that are no program",
-    "another name of a file": "other names of a file",
+    OTHER_NAME: "other names of a file",
     "file that is named twice": "files that are named twice",
     "link to a folder": "links to folders",
     "loop of links": "loops of links",
@@ -71,7 +72,6 @@ class _Entry(NamedTuple):
     name: str
     """Path below the argument; for a file that was named itself, its name."""
     path: Path
-    argument: str
     named: bool
     empty: bool = False
     """An object that a list says is empty: it may be a folder, which cannot be read."""
@@ -89,28 +89,30 @@ def find_files(
     *,
     none_is_fine: bool = False,
     instead: str = "",
+    once: bool = False,
 ) -> Inputs:
     """Return the files of the INPUT arguments, ordered by name, and counts of what is not read.
 
     A file that is named is always read. In a folder, at any depth, the files are read whose name
     ends in one of `suffixes` in upper or lower case (none: any) and which `fits` accepts; or, if
     `choice` has a `suffix` or `glob`, the files that these select. Hidden files, stores, runs and
-    links to folders are not read. A file's name is its path below the argument, or more of the path
-    if two files would have the same name. `instead`: the hint for a folder of which nothing fits.
+    links to folders are not read, nor a link to a file that is read too. A file's name is its path
+    below the argument, or more of the path if two files would have the same name. `instead`: the
+    hint for a folder of which nothing fits. `once`: nor is a second name (`ln`) of a file that is.
 
     Raises:
         UsageError: no input is named, or a pattern is invalid.
         TokmillError: an input is missing, or nothing in a folder fits (unless `none_is_fine`).
         MachineError: there is no permission to read a folder or a file.
     """
-    if not inputs:
-        raise UsageError("no input was named", hint="give files or folders")
+    if not inputs or "" in inputs:
+        raise UsageError("no input was named", hint="give files or folders: is a variable empty?")
     options = choice if isinstance(choice, FolderOptions) else FolderOptions()
     chosen = _chooser(options, suffixes)
     if options.suffix or options.glob:
         fits = None
     total: Counter[str] = Counter()
-    entries: dict[str, tuple[_Entry, InputFile]] = {}
+    entries: dict[str, InputFile] = {}
     for argument in inputs:
         left: Counter[str] = Counter()
         count = 0
@@ -128,16 +130,30 @@ def find_files(
                 left["file that is named twice"] += 1
                 count += 1
             else:
-                entries[place] = entry, InputFile(entry.name, entry.path, size, digest)
+                entries[place] = InputFile(entry.name, entry.path, size, digest)
                 count += 1
         if not count and not (none_is_fine and +left):
             raise _nothing(argument, suffixes, options, left, instead)
         total += left
-    names = _distinct({place: entry.name for place, (entry, _) in entries.items()})
-    files = [
-        msgspec.structs.replace(file, name=names[place]) for place, (_, file) in entries.items()
-    ]
+    for place in _other_names(entries, once):
+        del entries[place]
+        total[OTHER_NAME] += 1
+    names = _distinct({place: file.name for place, file in entries.items()})
+    files = [msgspec.structs.replace(file, name=names[place]) for place, file in entries.items()]
     return Inputs(sorted(files, key=lambda file: file.name), in_order(total))
+
+
+def _other_names(places: Collection[str], once: bool) -> set[str]:
+    """Return the links among some files whose target is read under its own name or another link."""
+    links = set(filter(os.path.islink, places))
+    seen, others = set[tuple[int, int]](), set[str]()
+    for place in sorted(places, key=lambda place: (place in links, place)) if links or once else ():
+        with machine_errors("read", place):
+            facts = os.stat(place)
+        if (once or place in links) and (facts.st_dev, facts.st_ino) in seen:
+            others.add(place)
+        seen.add((facts.st_dev, facts.st_ino))
+    return others
 
 
 def _sampled(entry: _Entry) -> tuple[int, str, bytes] | None:
@@ -209,9 +225,9 @@ def _entries(argument: str, chosen: Callable[[str], str], left: Counter[str]) ->
             if why := chosen(name):
                 left[why] += 1
             else:
-                yield _Entry(name, path, argument, False)
+                yield _Entry(name, path, False)
     elif stat.S_ISREG(mode):
-        yield _Entry(root.name, root, argument, True)
+        yield _Entry(root.name, root, True)
     else:
         raise TokmillError(
             "is neither a file nor a folder (a pipe or a device?)",
@@ -224,7 +240,7 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
     """Yield the object at an address, or else those that it names as a pattern, or those below."""
     with contextlib.suppress(Absent):
         head(address)
-        yield _Entry(address.rpartition("/")[2], Path(address), address, True)
+        yield _Entry(address.rpartition("/")[2], Path(address), True)
         return
     special = re.search(r"[*?[]", address)
     if special:
@@ -234,7 +250,7 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
             name = one.address.rpartition("/")[2]
             # As in a shell, a pattern does not match a hidden file.
             if fits.fullmatch(one.address) and (names_hidden or not name.startswith(".")):
-                yield _Entry(name, Path(one.address), address, True, not one.size)
+                yield _Entry(name, Path(one.address), True, not one.size)
         return
     below = {one.address.removeprefix(f"{address}/"): one.size for one in listed(address)}
     stores = {name.partition("shards/")[0] for name in below if "shards/" in name}
@@ -245,7 +261,7 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
         elif why := "hidden file" if "/." in f"/{name}" else chosen(name):
             left[why] += 1
         else:
-            yield _Entry(name, Path(f"{address}/{name}"), address, False, not size)
+            yield _Entry(name, Path(f"{address}/{name}"), False, not size)
     left += Counter()  # drops what is 0
 
 
@@ -323,8 +339,9 @@ def _pattern(text: str) -> re.Pattern[str]:
     """Return a glob as a regular expression: `*` matches no `/`, `**/` any depth; a glob without
     `/` matches in any folder.
     """
-    if not text:
-        raise UsageError("--glob is empty", hint="such as --glob 'src/**/*.py'")
+    if not text or "[:" in text:
+        hint = "such as --glob 'src/**/*.py'; a class is written [0-9], not [[:digit:]]"
+        raise UsageError(f"--glob {text!r} is no pattern", hint=hint)
     text = text.removeprefix("./").removeprefix("/")
     whole = text if "/" in text else f"**/{text}"
     result = ""
@@ -337,7 +354,7 @@ def _pattern(text: str) -> re.Pattern[str]:
             result += f"[^/]{piece}".replace("?", "")
         elif len(piece) > 2 and piece[0] == "[":
             inner = piece[1:-1].replace("\\", "\\\\")
-            result += f"[^{inner[1:]}]" if inner[0] == "!" else f"[{inner}]"
+            result += f"(?!/)[^{inner[1:]}]" if inner[0] in "!^" else f"(?!/)[{inner}]"
         else:
             result += re.escape(piece)
     try:

@@ -127,7 +127,8 @@ def rejects(
         first = left_out(opened, most=most)
     if json:
         manifest = opened.manifest
-        print_json({"rejected": manifest.rejected, "skipped": manifest.skipped, "first": first})
+        counts = {"rejected": manifest.rejected, "skipped": manifest.skipped}
+        print_json({**counts, "unit": manifest.unit, "first": first})
         return
     for one in first:
         line = f"line {one.line:,}, " if one.line else ""
@@ -233,11 +234,6 @@ export = lazy_group(
 app = group_of(
     "store",
     "Validate, publish or export a store; see what was left out.",
-    {
-        "validate": validate,
-        "rejects": rejects,
-        "push": push,
-        "pull": pull,
-    },
+    {"validate": validate, "rejects": rejects, "push": push, "pull": pull},
     {"export": export},
 )

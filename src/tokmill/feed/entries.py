@@ -29,6 +29,12 @@ def value_columns(store: Store) -> list[str]:
     return [n for n, c in store.schema.items() if c.per == "record" and c.dtype != "utf8"]
 
 
+def is_number(store: Store, name: str) -> bool:
+    """Say whether a column holds a whole number per record."""
+    column = store.schema.get(name)
+    return column is not None and column.per == "record" and column.is_whole and not column.width
+
+
 class Values:
     """Columns with a value per record, for the rows of several sources.
 
@@ -63,6 +69,13 @@ class Values:
                     hint="stores that are mixed need columns of one kind",
                 )
             kind = np.result_type(*(column.numpy() for column in columns))
+            if kind.kind == "f" and all(column.is_whole for column in columns):
+                raise UsageError(
+                    f"the column {name!r} has the types {', '.join(c.dtype for c in columns)}, and "
+                    "no type holds the numbers of all",
+                    where=str(sources[-1].store.path),
+                    hint="stores that are mixed need columns of one kind",
+                )
             self.dtypes[name] = np.dtype((kind, tuple(widths - {0})))
 
     def read(self, source: int, rows: Rows, records: Sequence[Array]) -> dict[str, Array]:
@@ -295,12 +308,13 @@ class Tuples(Rows):
         heads, places = records[begins], np.arange(len(records)) - np.repeat(begins, sizes)
         positives = ~np.isin(places, self.unlike)
         links = [(np.repeat(heads, sizes)[positives], records[positives])]
-        if self.group in self.listed.schema:
+        if self.columns and is_number(self.listed, self.group):
             numbers = self.listed.column(self.group)[self._numbering.in_store_order(entries)]
             links.append((heads, heads[first_of_equals(numbers)]))
         else:
             schema = self.store.schema
-            name = self.group if self.group in schema else "content" if has_entries(schema) else ""
+            content = "content" if has_entries(schema) else ""
+            name = self.group if is_number(self.store, self.group) else content
             values = self.store.column(name) if name else store_digests(self.store)
             links.append((np.arange(count), first_of_equals(values)))
         return linked(count, *links)

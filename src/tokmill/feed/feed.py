@@ -177,7 +177,7 @@ class Feed:
                 f"a feed takes rows, not a {type(source).__name__}: say how the store is cut",
                 hint=f"tokmill.Feed(tokmill.Windows(store, 128), batch_size={batch_size})",
             )
-        if len(source) == 0:
+        if len(source) == 0 or not source.tokens:
             raise UsageError(
                 "the store has no rows to train on",
                 where=str(source.store.path),
@@ -205,7 +205,8 @@ class Feed:
         """Return (first, last + 1) of a rank's slots at a step."""
         if step < 0 or not 0 <= rank < world:
             raise UsageError(
-                f"there is no part {rank} of {world} of step {step}", hint="all count from 0"
+                f"there is no step {step} of process {rank} of {world}",
+                hint="steps and processes are counted from 0",
             )
         share = rows_a_process(self.batch_size, world)
         first = step * self.batch_size + rank * share

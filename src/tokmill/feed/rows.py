@@ -207,11 +207,11 @@ class Stream(Rows):
     """
 
     def __init__(self, store: Store, length: int, seed: int = 0) -> None:
-        if store.tokens < length:
+        if not 1 <= length <= store.tokens:
             raise TokmillError(
-                f"{store.tokens} tokens are fewer than one window of {length}",
+                f"{store.tokens} tokens have no window of {length}",
                 where=str(store.path),
-                hint="take a shorter window or more text",
+                hint="a window has at least 1 token, and no more than the store",
             )
         self.store, self.length, self.seed = store, length, seed
         self.offsets = store.offsets()

@@ -269,15 +269,16 @@ class Ids:
 def wrong_layout(sample: Array) -> str:
     """Return why ids seem to have another width or byte order, else "".
 
-    Needs at least 32 ids. If every second uint16 value is 0 or very small, they are halves of
-    uint32 ids. If the upper halves of 8-byte numbers are 0, and `WIDE_IDS` lower ones are not, they
-    are int64. If all ids are multiples of 256, or their low bytes have fewer values than their high
-    bytes, the bytes are swapped.
+    Needs at least 32 ids. If (nearly) every second uint16 value is 0 or small and the others are
+    not, they are halves of uint32 ids. If the upper halves of 8-byte numbers are the signs of the
+    lower ones, and `WIDE_IDS` of these are not 0, they are int64. If all ids are multiples of 256,
+    or their low bytes have fewer values than their high bytes, the bytes are swapped.
     """
     if len(sample) < 32 or not sample.any():
         return ""
     ids, above = sample[: len(sample) // 4 * 4].view("<u4").reshape(-1, 2).T
-    wide = sample.nbytes % 8 == 0 and not above.any() and np.count_nonzero(ids) >= WIDE_IDS
+    signs = np.where(ids >> 31, above + 1, above)
+    wide = sample.nbytes % 8 == 0 and not signs.any() and np.count_nonzero(ids) >= WIDE_IDS
     swapped = sample.byteswap()
     if sample.dtype.itemsize == 4:
         if wide:
@@ -286,7 +287,8 @@ def wrong_layout(sample: Array) -> str:
             return "the ids look like big-endian uint32"
         return ""
     low, high = sample[0::2], sample[1::2]
-    if (not high.any()) or (int(high.max()) < 32 and int(low.max()) >= 1024):
+    few = (not high.any()) or (int(high.max()) < 32 and int(low.max()) >= 1024)
+    if few or (wide and above.any()) or any(_fewer(high, low, least) for least in (16, 1024)):
         return WIDE if wide else HALVES
     if not (low & 255).any() and int(low.max()) >> 8 < 32:
         return "the ids look like big-endian uint32, but were to be read as uint16"
@@ -295,6 +297,12 @@ def wrong_layout(sample: Array) -> str:
     if not low_bytes.any() or (spread and int(low_bytes.max()) < int(high_bytes.max())):
         return "the ids look like big-endian uint16"
     return ""
+
+
+def _fewer(high: Array, low: Array, least: int) -> bool:
+    """Say whether ids from `least` on are 16 times rarer in one array; of real ids they are not."""
+    some, many = (int(np.count_nonzero(half >= least)) for half in (high, low))
+    return many >= 32 and many > 16 * some
 
 
 def layout_hint(why: str, name: str) -> str:

@@ -83,11 +83,7 @@ def planned_receipts(
 
 
 def make_manifest(
-    plan: Plan,
-    receipts: Iterable[Receipt],
-    *,
-    complete: bool,
-    probe: str | UnsetType = UNSET,
+    plan: Plan, receipts: Iterable[Receipt], *, complete: bool, probe: str | UnsetType = UNSET
 ) -> Manifest:
     """Return the manifest of a plan, from receipts in the order of the plan.
 

@@ -134,6 +134,10 @@ class Column(msgspec.Struct, frozen=True, omit_defaults=True):
     ref: str | None = None
     width: int = 0
 
+    @property
+    def is_whole(self) -> bool:
+        return self.dtype in (*REFERRING, "i8")
+
     def numpy(self) -> np.dtype[Any]:
         """Return the little-endian numpy dtype (bytes for `utf8`)."""
         return np.dtype("u1") if self.dtype == "utf8" else np.dtype(self.dtype).newbyteorder("<")

@@ -44,8 +44,11 @@ def test_files_are_found_named_and_ordered(tmp_path: Path) -> None:
         names(tmp_path / "nothing")
     with pytest.raises(TokmillError, match=r"holds no \.csv or \.tsv file"):
         names(tmp_path, suffixes=(".csv", ".tsv"))
-    with pytest.raises(UsageError, match="no input"):
-        names()
+    for nothing in ((), ("",), (tmp_path, "")):
+        with pytest.raises(UsageError, match="no input"):
+            names(*nothing)
+    with pytest.raises(UsageError, match="an input has no name"):
+        quick_build("select", [""], tmp_path / "store")
     (tmp_path / "empty").mkdir()
     with pytest.raises(TokmillError, match="the folder is empty"):
         names(tmp_path / "empty")
@@ -59,15 +62,18 @@ def test_everything_that_is_not_read_is_counted(tmp_path: Path) -> None:
     (root / "one").symlink_to(root / "two")
     (root / "two").symlink_to(root / "one")
     (root / "round").symlink_to(root)
-    (root / "alias.txt").symlink_to(root / "a.txt")
+    (root / "0.txt").symlink_to(root / "a.txt")
+    # Two links to a file that is not read: the first one counts.
+    for name in ("x.txt", "y.txt"):
+        (root / name).symlink_to("Makefile")
     os.mkfifo(root / "pipe")
     store = quick_build("text", root / "a.txt", root / "store").path
     found = find_files([str(root)], TXT)
-    assert [file.name for file in found.files] == ["a.txt", "alias.txt", "d/e.txt"]
+    assert [file.name for file in found.files] == ["a.txt", "d/e.txt", "x.txt"]
     assert found.left_out == {
         ".md": 2, "loop of links": 2, "dangling link": 1, "hidden file": 1,
         "hidden folder": 1, "link to a folder": 1, "no suffix": 1, "pipe, socket or device": 1,
-        "store": 1,
+        "store": 1, "another name of a file": 2,
     }  # fmt: skip
     told = in_words(found.left_out)
     for part in ("2 .md", "1 without a suffix", "2 loops of links", "1 hidden folder", "1 store"):
@@ -123,12 +129,15 @@ def test_suffixes_and_patterns(tmp_path: Path) -> None:
     assert names(tmp_path, glob=("src/*.py",)) == ["src/d.py"]
     assert names(tmp_path, glob=("*.md",)) == ["c.md", "src/x/f.md"]
     assert names(tmp_path, glob=("[ac].*",)) == ["a.py", "c.md"]
+    assert names(tmp_path, glob=("src/x[!a]e.py", "src[+-9]d.py", "*[!/x]d.py", "c[^a]md")) == [
+        "c.md"
+    ]
     assert names(tmp_path, suffix=(".py",), glob=("!tests/**", "!B.?Y")) == [
         "a.py", "src/d.py", "src/x/e.py",
     ]  # fmt: skip
     with pytest.raises(TokmillError, match=r"holds no \.rs file"):
         names(tmp_path, suffix=(".rs",))
-    for wrong in ("", "[z-a]"):
+    for wrong in ("", "[z-a]", "[[:alpha:]].py"):
         with pytest.raises(UsageError, match="--glob"):
             names(tmp_path, glob=(wrong,))
 

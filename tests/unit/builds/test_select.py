@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from making import here, ids_of, quick_build, rec, write_store
+from making import TOKENS, change_sealed, here, ids_of, quick_build, rec, write_store
 from phrase_records import PHRASES, expand
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds import plan
 from tokmill.builds.plan import How
 from tokmill.store.checks.validate import validate
+from tokmill.store.manifest import MANIFEST, Reference
 from tokmill.store.schema import Column, Schema
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
@@ -95,6 +96,10 @@ def test_numbers_in_quotes_are_text_and_large_ones_exact(tmp_path: Path) -> None
     assert strings(build("n > 9007199254740992")) == ["9007199254740993"]
     assert strings(build("n < 11")) == ["10", "10.0"]  # 007 is a name
     assert strings(build("f == .1")) == ["10"]
+    schema["length"] = Column("u1", per="record")
+    write_store(tmp_path / "c", schema, [[{**row, "length": 9} for row in rows]])
+    with pytest.raises(UsageError, match="'length' counts tokens, and"):
+        quick_build("select", tmp_path / "c", tmp_path / "d", where=["length > 3"])
     missing = build("f > .5")
     assert strings(missing) == ["007", "9007199254740993"]
     assert missing.manifest.skipped["no number: f > .5"] == 1
@@ -323,6 +328,33 @@ def test_a_store_of_another_vocabulary_is_not_compared(tmp_path: Path) -> None:
         (tmp_path / name / "vocab/v").write_bytes(b"tokens")
     with pytest.raises(TokmillError, match="vocabularies 'token' differ"):
         quick_build("select", tmp_path / "a", tmp_path / "c", not_in=[str(tmp_path / "b")])
+
+
+def test_records_of_other_columns_are_not_compared(tmp_path: Path) -> None:
+    """A digest covers all token columns: none would be found in the other store."""
+    number = Column("u1", ref="records")
+    for name, schema in {
+        "plain": {"token": Column("u1")},
+        "wide": {"token": Column("u4"), "level": Column("u1", per="record")},
+        "mask": {"token": Column("u1"), "loss": Column("u1")},
+        "f4": {"token": Column("f4")},
+        "of-a": {"member": number},
+        "of-b": {"member": number},
+    }.items():
+        to = {"records": Reference(name * 16, "x", 9, "y" * 64)} if "of" in name else None
+        row = rec([1], member=[1], loss=[1], level=1)
+        write_store(tmp_path / name, schema, [[row]], references=to)
+    for name, other in (("plain", "mask"), ("mask", "plain"), ("plain", "f4"), ("of-a", "of-b")):
+        with pytest.raises(TokmillError, match="columns that are compared differ"):
+            quick_build("select", tmp_path / name, tmp_path / "s", not_in=[str(tmp_path / other)])
+    change_sealed(
+        write_store(tmp_path / "half", TOKENS, [[rec([2])]]).path / MANIFEST, complete=False
+    )
+    with pytest.raises(TokmillError, match="half: the store is not complete"):
+        quick_build("select", tmp_path / "plain", tmp_path / "s", not_in=[str(tmp_path / "half")])
+    for name, other in (("plain", "wide"), ("of-a", "of-a")):
+        with pytest.raises(TokmillError, match="not one record was found"):
+            quick_build("select", tmp_path / name, tmp_path / "s", not_in=[str(tmp_path / other)])
 
 
 def test_ids_out_of_the_vocabulary(tmp_path: Path) -> None:

@@ -229,3 +229,9 @@ def test_feeds_that_cannot_be(stores: list[Store]) -> None:
     assert "did you mean 'token'" in caught.value.hint
     with pytest.raises(UsageError, match="2 weights"):
         Feed(rows, 4, weights=[1, 1])
+    for step, rank, world in ((-1, 0, 1), (0, 2, 2), (0, -1, 2), (0, 0, 0)):
+        with pytest.raises(UsageError, match="no step"):
+            Feed(rows, 4).batch(step, rank, world)
+    for length in (-1, 0):
+        with pytest.raises(TokmillError, match="have no window of"):
+            Stream(stores[0], length)

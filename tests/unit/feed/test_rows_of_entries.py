@@ -121,6 +121,31 @@ def test_neighbours_make_entries_without_references(tmp_path: Path) -> None:
         [7, 0],
         [8, 0],
     ]
+    empty = Tuples(token_store(tmp_path / "empty", [[[], []]]), 2)
+    with pytest.raises(UsageError, match="no rows to train on"):
+        Feed(empty, 1)
+
+
+def test_families_of_neighbours_are_told_by_the_group_of_each_record(tmp_path: Path) -> None:
+    """Not by that of the record that has the number of the entry."""
+    make_store(tmp_path / "s", [[number, number] for number in range(1, 10)])
+    group = [0, 1, 2, 3, 4, 5, 6, 7, 3]
+    for values, families in (
+        (group, [0, 0, 2, 3, 3, 5, 6, 6, 3]),
+        (np.float32(group), [0, 0, 2, 3, 3, 5, 6, 6, 8]),
+    ):
+        store = lay(tmp_path / "s", f"of_{np.asarray(values).dtype}", {"group": values})
+        rows = Tuples(store, 2, size=3, unlike=[2], group="group")
+        assert rows.families().tolist() == families
+
+
+def test_numbers_that_no_type_holds_are_not_mixed(tmp_path: Path) -> None:
+    rows = []
+    for name, label in (("a", np.uint64([1 << 63, 1])), ("b", np.int64([-1, 1]))):
+        make_store(tmp_path / name, [[1, 1], [2]])
+        rows.append(Whole(lay(tmp_path / name, "label", {"label": label}), 2))
+    with pytest.raises(UsageError, match="'label' has the types u8, i8"):
+        Feed(rows, 2, columns=["label"])
 
 
 def test_shards_are_mixed_a_few_at_a_time(listed: Store) -> None:

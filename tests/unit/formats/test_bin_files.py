@@ -112,6 +112,15 @@ def test_real_ids_are_not_taken_for_something_else():
         assert "uint32" in wrong_layout(ids.astype("<u4").view("<u2")), size
         assert "uint32" in wrong_layout(ids.astype(">u4").view("<u2")), size
         assert "big-endian uint32" in wrong_layout(ids.astype(">u4").view("<u4")), size
+        for large in (1 << 21, (1 << 32) - 1):
+            few = np.append(ids, [large, 7]).astype("<u4")
+            assert "look like uint32" in wrong_layout(few.view("<u2")), size
+        for share in (1000, 10):
+            ids[::share] = -100
+            assert "int64" in wrong_layout(ids.view("<u2")), size
+            assert "int64" in wrong_layout(ids.view("<u4")), size
+    ids = random.integers(0, 3_000_000, 20000)
+    assert "look like uint32" in wrong_layout(ids.astype("<u4").view("<u2"))
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])

@@ -113,6 +113,14 @@ def test_a_missing_field_is_left_out_and_no_field_is_an_error(tmp_path: Path) ->
     assert caught.value.where == str(path)
 
 
+def test_a_rejected_row_is_called_a_row(tmp_path: Path) -> None:
+    raw = pa.array([b"one", b"two", *[b"\xff"] * 9])
+    text = pa.Array.from_buffers(pa.string(), len(raw), raw.buffers())
+    pq.write_table(pa.table({"text": text}), tmp_path / "x.parquet", row_group_size=2)
+    with pytest.raises(TokmillError, match=r"9 of 11 .*x\.parquet, row 2 \(utf8\)"):
+        quick_build("parquet", tmp_path / "x.parquet", tmp_path / "s", fields=["text"])
+
+
 def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
     path = write(tmp_path / "x.parquet", pa.Table.from_pylist([{"text": 5}]), "parquet")
     with pytest.raises(UsageError, match="'text' holds int64, not text"):

@@ -181,12 +181,7 @@ class Running:
         return Ended(self.process.returncode, passed, bytes(self.out), stderr)
 
 
-def run(
-    command: Sequence[str],
-    limits: Limits,
-    *,
-    lifeline: bool = True,
-) -> Ended:
+def run(command: Sequence[str], limits: Limits, *, lifeline: bool = True) -> Ended:
     """Run a command until it ends or exceeds a limit, and return how it ended.
 
     The command's stdin is a pipe without data. The pipe is closed when this process ends, in

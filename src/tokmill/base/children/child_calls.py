@@ -212,10 +212,7 @@ class Child:
 
 
 def call(
-    target: str,
-    *arguments: Any,
-    limits: Limits,
-    line: Callable[[str], bool] | None = None,
+    target: str, *arguments: Any, limits: Limits, line: Callable[[str], bool] | None = None
 ) -> Any:
     """Call a function once, in a new child; see `Child`."""
     with Child(target, limits, line=line) as child:

@@ -117,7 +117,8 @@ def _dtype(value: Any) -> np.dtype[Any] | None:
     """Return a dtype of numbers or strings; None for any other."""
     if not isinstance(value, Instance) or value.kind != "numpy.dtype" or not value.args:
         return None
-    code, order = value.args[0], value.state[1] if isinstance(value.state, tuple) else "|"
+    code, state = value.args[0], value.state
+    order = state[1] if isinstance(state, tuple) and len(state) > 1 else "|"
     if not isinstance(code, str) or not re.fullmatch(r"[biufcSU]\d{1,4}", code):
         return None
     return np.dtype(order + code if order in ("<", ">") else code)

@@ -71,18 +71,9 @@ NAMES = ("same", "differ", "apart", "nameless")
 OPTIONS_OF: dict[str, tuple[str, ...]] = {
     "triplets": (*NAMES, "count"),
     "groups": (*NAMES, "members"),
-    "bbv": (
-        "count",
-        "negatives",
-        "margin",
-        "dimensions",
-        "above",
-        "below",
-        "neighbours",
-        "cpi",
-        "across",
-    ),
-}
+    "bbv": ("count", "negatives", "margin", "dimensions", "above", "below", "neighbours", "cpi",
+            "across"),
+}  # fmt: skip
 """What is mined → the options that it reads besides `seed`."""
 
 

@@ -36,11 +36,7 @@ FACTS = np.dtype(
     + [("why", "u1"), ("", "V7")]
 )
 EMPTY, NAMELESS, AMBIGUOUS = 1, 2, 3
-WHY = {
-    EMPTY: "no tokens",
-    NAMELESS: "no name",
-    AMBIGUOUS: "a name that one build has twice",
-}
+WHY = {EMPTY: "no tokens", NAMELESS: "no name", AMBIGUOUS: "a name that one build has twice"}
 BLOCK = 1 << 14
 """Anchors at a time."""
 _SALT = 0x9E3779B97F4A7C15
@@ -62,11 +58,7 @@ class Naming(msgspec.Struct, frozen=True):
 
 
 def naming(
-    schema: Schema,
-    same: Sequence[str],
-    differ: Sequence[str],
-    apart: Sequence[str],
-    nameless: str,
+    schema: Schema, same: Sequence[str], differ: Sequence[str], apart: Sequence[str], nameless: str
 ) -> Naming:
     """Return the naming of a store's records, by default that of programs.
 

@@ -115,6 +115,11 @@ def _check_column(name: str, schema: Schema) -> None:
         raise UsageError(
             f"where: there is no column {name!r}", hint=nearest(name, [*schema, "length"])
         )
+    if name == "length" and name in schema:
+        raise UsageError(
+            "where: 'length' counts tokens, and the store has a column of this name",
+            hint="--min-length and --max-length count tokens; give the column another name",
+        )
     if name not in (*single, "length"):
         raise UsageError(
             f"where: the column {name!r} does not hold one value per record",

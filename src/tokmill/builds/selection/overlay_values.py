@@ -340,9 +340,7 @@ def _members(path: Path, column: str) -> dict[str, Array]:
         entries = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
         if column and column not in entries:
             raise UsageError(
-                f"the file has no array {column!r}",
-                where=str(path),
-                hint=nearest(column, entries),
+                f"the file has no array {column!r}", where=str(path), hint=nearest(column, entries)
             )
         for name in [column] if column else entries:
             entry = entries[name]

@@ -20,7 +20,7 @@ from tokmill.builds.selection.minhash import REPEATS, batches, find_repeats, row
 from tokmill.builds.shared import shared
 from tokmill.builds.source import Frozen, Hash, Item, Request, Source
 from tokmill.store.checks.background_check import same_engine
-from tokmill.store.checks.hashes import mix, row_digests, store_digests, token_names
+from tokmill.store.checks.hashes import digested, mix, row_digests, store_digests, token_names
 from tokmill.store.checks.probe import Probe, read_probe
 from tokmill.store.manifest import Manifest, Reference
 from tokmill.store.references import references_of
@@ -77,8 +77,8 @@ class SelectSource(Source):
     Config: ClassVar[type[msgspec.Struct]] = SelectConfig
     places = "record"
     version: ClassVar[int] = 3
-    is_bounded = False
     """3: `where` compares the numbers that strings hold as numbers."""
+    is_bounded = False
 
     schema: Schema = {}
     config: SelectConfig
@@ -118,7 +118,7 @@ class SelectSource(Source):
                     hint="select from the store that they refer to; --unique leaves out equal ones",
                 )
         for path in self.config.not_in:
-            check_comparable(self.stores[0], Store(path))
+            check_comparable(self.stores[0], *open_stores([path], config.partial))
         self.conditions = [parse_condition(text, self.schema) for text in config.where]
         self.by = "" if config.by == BY_CONTENT else config.by
         single = {n: c for n, c in self.schema.items() if c.per == "record" and not c.width}
@@ -372,6 +372,20 @@ def check_comparable(store: Store, other: Store) -> None:
                 where=f"{store.path} and {other.path}",
                 hint="build both with one tokenizer",
             )
+    both = []
+    for one in (store, other):
+        refers = {name: stated.fingerprint for name, stated in references_of(one).items()}
+        columns = [(name, one.schema[name]) for name in digested(one.schema)]
+        both.append(
+            [(n, c.dtype * (not c.is_whole), c.width, refers.get(c.ref or "")) for n, c in columns]
+        )
+    if both[0] != both[1]:
+        names = " and ".join(", ".join(name for name, *_ in columns) for columns in both)
+        raise TokmillError(
+            f"the columns that are compared differ in name or meaning: {names}",
+            where=f"{store.path} and {other.path}",
+            hint="build both with the same options, of the same stores",
+        )
 
 
 def open_stores(inputs: Sequence[str], partial: bool = False) -> list[Store]:

@@ -21,7 +21,6 @@ from tokmill.base.inflate import head_of, packing
 from tokmill.formats.bin import HALVES, layout_hint, wrong_layout
 from tokmill.report.describe.pickles import read_pickle
 from tokmill.report.describe.recogniser import HEAD, Facts, Look, Recogniser, shorten, tail
-from tokmill.store.schema import Array
 from tokmill.text.jsonl import CHATS, chat_key, keys_of
 from tokmill.text.make_document import quoted
 
@@ -219,11 +218,7 @@ def parquet(look: Look) -> Facts | None:
             columns = [{"name": field.name, "type": str(field.type)} for field in schema]
     except arrow_errors(plugins.require("pyarrow")) as error:
         return {**facts, "problem": f"it cannot be read: {error}"}
-    facts |= {
-        "rows": meta.num_rows,
-        "row_groups": meta.num_row_groups,
-        "columns": columns,
-    }
+    facts |= {"rows": meta.num_rows, "row_groups": meta.num_row_groups, "columns": columns}
     strings = [field.name for field in schema if str(field.type) in STRINGS]
     if strings:
         facts["next"] = f"tokmill build parquet {look.quoted}{_field(strings)} {LEARN} -o STORE"
@@ -352,7 +347,9 @@ def raw_tokens(look: Look) -> Facts | None:
         return {**facts, "problem": "an odd number of bytes holds neither uint16 nor uint32 tokens"}
     short = np.frombuffer(look.head[: len(look.head) // 4 * 4], "<u2")
     why = wrong_layout(short)
-    wide = look.size % 4 == 0 and (why == HALVES or (not why and _are_halves(short)))
+    # Of few ids `wrong_layout` says nothing.
+    halves = why == HALVES or (not why and short.any() and not short[1::2].any())
+    wide = look.size % 4 == 0 and halves
     if why and not wide:
         return {**facts, "problem": why, "hint": layout_hint(why, look.path.name)}
     dtype = "uint32" if wide else "uint16"
@@ -364,14 +361,6 @@ def raw_tokens(look: Look) -> Facts | None:
         "first_ids": ids[:16].tolist(),
         "next": f"tokmill build bin {look.quoted}{' --dtype u4' * bool(wide)} -o STORE",
     }
-
-
-def _are_halves(short: Array) -> bool:
-    """Guess whether pairs of uint16 values are uint32 ids, where `wrong_layout` says nothing."""
-    low, high = short[0::2], short[1::2]
-    if not high.any():
-        return bool(low.any())
-    return bool(np.mean(high < 16) > 0.99 and np.mean(low >= 16) > 0.5)
 
 
 def _field(strings: Sequence[str]) -> str:

@@ -25,11 +25,7 @@ class ShardCheck:
     by `tell`, and at the end of the block, which waits until all shards used in it are hashed.
     """
 
-    def __init__(
-        self,
-        stores: Iterable[Store],
-        shards: Collection[int] | None = None,
-    ) -> None:
+    def __init__(self, stores: Iterable[Store], shards: Collection[int] | None = None) -> None:
         # What was fetched has been compared with its digest.
         given = [store for store in stores if store.remote is None]
         self.shards = shards

@@ -77,12 +77,9 @@ def row_digests(batch: Records, schema: Schema) -> Array:
 
     Such a store has entries, as `anchor`, `positive` and `negative`.
     """
-    names = token_names(schema)
-    if names:
-        return record_digests(batch, names)
-    numbers = {n for n, c in schema.items() if c.per == "record" and c.dtype != "utf8"}
-    one_each = Records(np.arange(len(batch) + 1), batch.columns, batch.starts)
-    return record_digests(one_each, [name for name in batch.columns if name in numbers])
+    if not token_names(schema):
+        batch = Records(np.arange(len(batch) + 1), batch.columns, batch.starts)
+    return record_digests(batch, digested(schema))
 
 
 def store_digests(store: Store, *, entries: bool = False) -> Array:
@@ -95,6 +92,12 @@ def store_digests(store: Store, *, entries: bool = False) -> Array:
 def token_names(schema: Schema) -> list[str]:
     """Return the token columns that the digest of a record covers: all but `border`."""
     return [name for name, c in schema.items() if c.per == "token" and name != "border"]
+
+
+def digested(schema: Schema) -> list[str]:
+    """Return the columns that `row_digests` covers."""
+    numbers = [n for n, c in schema.items() if c.per == "record" and c.dtype != "utf8"]
+    return token_names(schema) or numbers
 
 
 def first_of_equals(digests: Array) -> Array:

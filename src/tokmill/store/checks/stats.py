@@ -110,10 +110,7 @@ class Counts:
 
 
 def statistics(
-    store: Store,
-    width: int = 1024,
-    *,
-    advance: Callable[[int], None] | None = None,
+    store: Store, width: int = 1024, *, advance: Callable[[int], None] | None = None
 ) -> Statistics:
     """Return the statistics of a store; see `Statistics` for their meaning.
 
@@ -154,10 +151,7 @@ def summary(store: Store, counts: Counts, width: int = 1024) -> Statistics:
     )
 
 
-def count(
-    store: Store,
-    advance: Callable[[int], None] | None = None,
-) -> Counts:
+def count(store: Store, advance: Callable[[int], None] | None = None) -> Counts:
     """Count lengths and ids; see `statistics` for the arguments."""
     names = [n for n in id_columns(store) if store.manifest.ranges.get(n, (0, 0))[1] < LARGEST]
     ids = {name: np.zeros(_vocabulary_size(store, name) or 0, np.int64) for name in names}

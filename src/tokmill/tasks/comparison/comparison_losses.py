@@ -213,12 +213,7 @@ def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
 
 
 def entry_rows(
-    store: Store,
-    length: int,
-    config: Any,
-    shards: int,
-    seed: int,
-    of_rows: Sequence[str] = (),
+    store: Store, length: int, config: Any, shards: int, seed: int, of_rows: Sequence[str] = ()
 ) -> Rows:
     """Return the rows of entries: those that columns of references name, or the three records of
     each entry, or some records of equal keys.
@@ -259,7 +254,7 @@ def value_columns(schema: Schema, columns: Sequence[str], group: str) -> list[st
     if has_entries(schema) and not named:
         names = [ROLE]
     chosen = schema.get(group or GROUP)
-    usable = chosen is not None and chosen.per == "record" and chosen.dtype[0] in "ui"
+    usable = chosen is not None and chosen.per == "record" and chosen.is_whole
     if group and not (named and usable):
         raise UsageError(
             f"the column {group!r} does not have a whole number for each entry",

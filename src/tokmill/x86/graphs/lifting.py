@@ -20,18 +20,11 @@ from tokmill.base.errors import (
     UsageError,
     check_name,
 )
-from tokmill.base.files import (
-    inside,
-    machine_errors,
-    make_folder,
-    new_folder,
-    remove_leftovers,
-    sha256_file,
-)
+from tokmill.base.files import inside, make_folder, new_folder, remove_leftovers, sha256_file
 from tokmill.base.headers import refused
 from tokmill.base.progress import Progress, human_count
 from tokmill.builds.processes import in_processes
-from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files, in_order
+from tokmill.builds.scan import NO_PROGRAM, FolderOptions, InputFile, Inputs, find_files
 from tokmill.x86.graph import Graph
 from tokmill.x86.graphs.graph_files import LINES, SUFFIX, About, read_about, read_graph, write_graph
 from tokmill.x86.image import elf, pe
@@ -170,17 +163,7 @@ def find_programs(
             taken |= head[:4] == elf.MAGIC or head[:2] == pe.MAGIC
         return "" if taken else NO_PROGRAM
 
-    files, left_out = find_files(inputs, (), fits, choice, none_is_fine=True)
-    by_inode: dict[tuple[int, int], InputFile] = {}
-    for file in files:
-        with machine_errors("read", file.path):
-            facts = file.path.stat()
-        key = (facts.st_dev, facts.st_ino)
-        if key not in by_inode or (by_inode[key].path.is_symlink() and not file.path.is_symlink()):
-            by_inode[key] = file
-    if len(files) > len(by_inode):
-        left_out["another name of a file"] = len(files) - len(by_inode)
-    return Inputs(sorted(by_inode.values(), key=lambda file: file.name), in_order(left_out))
+    return find_files(inputs, (), fits, choice, none_is_fine=True, once=True)
 
 
 def check_levels(files: Sequence[InputFile], levels: Sequence[str] | None) -> None:
