@@ -30,6 +30,8 @@ from tokmill.x86.diff.match_functions import EVIDENCE, Given
 COLUMNS = len(EVIDENCE)
 HIDDEN = 64
 EPOCHS, RATE, DECAY = 10, 3e-3, 0.01
+PIECE = 4096
+"""Pairs whose hidden units are held at once."""
 SHARE = 0.7
 """Of the layer's output; the best of four for the projects `STOP`."""
 UNSEEN = [name == "inlined" or "member" in name for name in EVIDENCE]
@@ -93,11 +95,37 @@ def looks(case: Case) -> Iterator[Look]:
         yield Look(evidence, linear, seen.i, seen.j, size, right, (none[0], none[1]))
 
 
-def loss_of(torch: Any, layer: Any, look: Look) -> tuple[Any, int]:
+class Layer:
+    """A hidden layer whose gradients are taken in pieces, as its units do not fit into a cache."""
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+        self.parts = [torch.randn(COLUMNS, HIDDEN) / 6, torch.zeros(HIDDEN), torch.zeros(HIDDEN)]
+
+    def units(self, evidence: Any) -> Any:
+        hidden, bias, _ = self.parts
+        return self.torch.addmm(bias, evidence, hidden).relu_()
+
+    def forward(self, evidence: Any) -> Any:
+        """Return what is added to the logit of pairs."""
+        return self.torch.cat([self.units(part) @ self.parts[2] for part in evidence.split(PIECE)])
+
+    def backward(self, evidence: Any, gradient: Any) -> None:
+        """Set the gradients of the parts from that of what is added."""
+        hidden, bias, out = found = [self.torch.zeros_like(part) for part in self.parts]
+        for part, of in zip(evidence.split(PIECE), gradient.split(PIECE), strict=True):
+            units = self.units(part)
+            out += of @ units
+            back = self.torch.outer(of, self.parts[2]).mul_(units > 0)
+            hidden += part.T @ back
+            bias += back.sum(0)
+        for part, one in zip(self.parts, found, strict=True):
+            part.grad = one
+
+
+def loss_of(torch: Any, look: Look, added: Any) -> tuple[Any, int]:
     """Return the negative log likelihood of the truth, and of how many functions it is."""
-    hidden, bias, out = layer
-    evidence = torch.from_numpy(look.evidence)
-    logit = torch.from_numpy(look.linear) + torch.relu(evidence @ hidden + bias) @ out
+    logit = torch.from_numpy(look.linear) + added
     logit = logit.clamp(-match_functions.SURE, match_functions.SURE)
     odds, right = logit.exp(), torch.from_numpy(look.right)
     total = logit.new_zeros(())
@@ -114,26 +142,29 @@ def learn(train: Sequence[Look], stop: Sequence[Look], seed: int) -> Array:
 
     torch.manual_seed(seed)
     random = np.random.default_rng(seed)
-    layer = [torch.randn(COLUMNS, HIDDEN) / 6, torch.zeros(HIDDEN), torch.zeros(HIDDEN)]
-    by = torch.optim.AdamW([part.requires_grad_() for part in layer], RATE, weight_decay=DECAY)
+    layer = Layer(torch)
+    by = torch.optim.AdamW(layer.parts, RATE, weight_decay=DECAY)
     best, table = float("inf"), ZERO
     for epoch in range(-1, EPOCHS):
         by.param_groups[0]["lr"] = RATE * (0.5 + 0.5 * np.cos(np.pi * epoch / EPOCHS))
         for number in random.permutation(len(train)).tolist() if epoch >= 0 else ():
-            total, count = loss_of(torch, layer, train[number])
+            evidence = torch.from_numpy(train[number].evidence)
+            added = layer.forward(evidence).requires_grad_()
+            total, count = loss_of(torch, train[number], added)
             # Large programs count more, but not by as much as they are larger.
             (total / count**0.5 / 10).backward()
-            torch.nn.utils.clip_grad_norm_(layer, 1.0)
+            layer.backward(evidence, added.grad)
+            torch.nn.utils.clip_grad_norm_(layer.parts, 1.0)
             by.step()
-            by.zero_grad()
-        with torch.no_grad():
-            sums = [loss_of(torch, layer, look) for look in stop]
+        sums = [
+            loss_of(torch, look, layer.forward(torch.from_numpy(look.evidence))) for look in stop
+        ]
         value = float(np.mean([float(total) / count for total, count in sums]))
         print(f"epoch {epoch}: {value:.4f}", flush=True)
         if value < best:
             best = value
-            parts = [part.detach().numpy() for part in layer]
-            table = np.rint(np.vstack(parts) * UNIT).astype(np.int16)
+            table = np.rint(np.vstack([part.numpy() for part in layer.parts]) * UNIT)
+            table = table.astype(np.int16)
             table[:COLUMNS][UNSEEN] = 0
     return table
 

@@ -74,7 +74,7 @@ def make_feed(request: pytest.FixtureRequest, stores: list[Store]) -> Any:
 
 def test_any_world_draws_the_same_rows(make_feed: Any) -> None:
     for wrong in ((-1, 0, 1), (0, 2, 2), (0, -1, 2), (0, 0, 0), (0, 0, -1)):
-        with pytest.raises(UsageError, match="there is no part"):
+        with pytest.raises(UsageError, match="there is no step"):
             make_feed(16).batch(*wrong)
     feed = make_feed(16, seed=3)
     for step in (0, 1, 9, 1000, 10**9):
