@@ -6,7 +6,8 @@ matcher is given of a pair, in CACHE/evidence.
 """
 
 import pickle
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +27,26 @@ from tokmill.x86.diff import program_diff
 from tokmill.x86.diff.evidence import Weighted
 from tokmill.x86.lift.cfg import lift
 
+
+def _cpp(
+    package: str,
+    files: str,
+    *flags: str,
+    but: str = "",
+    made: Mapping[str, str] | None = None,
+    library: bool = True,
+) -> Project:
+    sources = below(*files.split(), but=but)
+    return Project(package, sources, ("-I{made}", *flags), (), "C++", made or {}, library)
+
+
+def _leveldb(tree: Path) -> list[Path]:
+    found = (path for part in ("db", "table", "util") for path in (tree / part).glob("*.cc"))
+    others = re.compile("test|bench|windows")
+    return [*(path for path in found if not others.search(path.name)),
+            tree / "helpers/memenv/memenv.cc"]  # fmt: skip
+
+
 MORE = {
     "double-conversion": Project(
         "double-conversion", below("double-conversion/*.cc"), ("-I{tree}",), language="C++",
@@ -39,14 +60,43 @@ MORE = {
         "libjsoncpp", below("src/lib_json/*.cpp"), ("-I{tree}/include",), (), "C++", library=True
     ),
     "ninja": Project(**vars(PROGRAMS["ninja"])),
+    "muparser": _cpp(
+        "muparser", "src/*.cpp", "-I{tree}/include", but="muParserDLL.cpp muParserTest.cpp"
+    ),
+    "hunspell": _cpp(
+        "hunspell", "src/hunspell/*.cxx", "-I{tree}/src/hunspell", "-DHUNSPELL_STATIC"
+    ),
+    "box2d": _cpp("box2d", "src/*/*.cpp", "-I{tree}/include", "-I{tree}/src"),
+    "polyclipping": _cpp("libpolyclipping", "cpp/clipper.cpp", "-I{tree}/cpp"),
+    "googletest": _cpp(
+        "googletest", "googletest/src/gtest-all.cc", "-I{tree}/googletest",
+        "-I{tree}/googletest/include",
+    ),
+    "fmt": _cpp("fmtlib", "src/format.cc src/os.cc", "-I{tree}/include"),
+    "gperf": _cpp(
+        "gperf", "src/*.cc lib/*.cc lib/getopt.c lib/getopt1.c", "-I{tree}/lib", "-I{tree}/src",
+        made={"config.h": ""}, library=False,
+    ),
+    "simplecpp": _cpp("cppcheck", "externals/simplecpp/simplecpp.cpp"),
+    "libebml": _cpp(
+        "libebml", "src/*.cpp", "-I{tree}", "-I{tree}/ebml",
+        made={"ebml_export.h": "#define EBML_DLL_API\n"},
+    ),
+    "leveldb": Project(
+        "leveldb", _leveldb, ("-I{made}", "-I{tree}", "-I{tree}/include",
+        "-DLEVELDB_PLATFORM_POSIX=1"), (), "C++",
+        {"port/port_config.h": "#define HAVE_FDATASYNC 1\n#define HAVE_O_CLOEXEC 1\n"
+         "#define HAVE_CRC32C 0\n#define HAVE_SNAPPY 0\n"},
+    ),
 }  # fmt: skip
 """Projects that `make similarity` has not."""
 TRAIN = (
     "libcsv", "http-parser", "cjson", "ncompress", "nanopb", "libogg", "md4c", "yajl", "ed",
     "lzlib", "giflib", "tinyscheme", "figlet", "zopfli", "tree", "jhead", "unzip", "speexdsp",
-    "mujs", "chipmunk", "lcms2", "lzip", "pugixml", "double-conversion",
+    "mujs", "chipmunk", "lcms2", "lzip", "pugixml", "double-conversion", "hunspell", "box2d",
+    "polyclipping", "googletest", "fmt", "gperf", "simplecpp", "libebml", "leveldb",
 )  # fmt: skip
-STOP = ("libyaml", "lmdb", "libdeflate", "soundtouch")
+STOP = ("libyaml", "lmdb", "libdeflate", "soundtouch", "muparser")
 """Projects that say when to stop."""
 FIGURES = (
     "expat", "hiredis", "lua", "jansson", "cmark", "bzip2", "zlib", "lz4", "xxhash", "tinyxml2",
