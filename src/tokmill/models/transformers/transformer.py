@@ -31,7 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
-from tokmill.base.recipe import Natural
+from tokmill.base.recipe import Amount, Natural
 from tokmill.models.model import Cached, Fields, Inputs, Model, Tensors
 from tokmill.models.transformers.attention import (
     Rotation,
@@ -399,7 +399,7 @@ class EncoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, 
     approximation of it."""
     bias: bool = True
     """Whether linear maps and LayerNorm add a bias."""
-    norm_eps: float = 1e-12
+    norm_eps: Amount = 1e-12
     """Added to the mean square or variance in a norm."""
 
     sizes: ClassVar[Sizes] = {
