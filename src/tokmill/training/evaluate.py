@@ -255,8 +255,6 @@ def evaluate(
         notes.append("words that the vocabulary lacks are one token, so there are no bits_per_byte")
     if not task.frame:
         notes += affix_notes(facts, task.token_store(task.config, opened))
-    if validation.bytes_per_token and validation.size < len(validation.feed.sources[0]):
-        notes.append("bits_per_byte takes the bytes a token of the whole store, not of these rows")
     watched = [opened] if config.data.verify else []
     bar = Progress("eval", validation.size, unit="rows", quiet=quiet)
     validation = dataclasses.replace(validation, bar=bar)
@@ -286,6 +284,8 @@ def measured(
 
     Raises `UsageError` for `by` without tokens.
     """
+    if validation.bytes_per_token and validation.size < len(validation.feed.sources[0]):
+        notes.append("bits_per_byte takes the bytes a token of the whole store, not of these rows")
     if task.predicts_tokens:
         groups = Groups(validation.feed.sources[0], by) if by else None
         baseline: dict[str, Array] = {}
