@@ -298,11 +298,11 @@ def generate(
     except UsageError as error:
         what = f"--{error.what.replace('_', '-')}"
         raise UsageError(what, hint="`tokmill sample --help` has what each means") from None
-    for name, number, least in [
+    for name, number, least in (
         ("tokens", tokens, 0),
         ("samples", samples, 1),
         ("batch", batch, 1),
-    ]:
+    ):
         if not isinstance(number, int) or isinstance(number, bool) or number < least:
             raise UsageError(
                 f"{name} is a whole number from {least}, not {number}",

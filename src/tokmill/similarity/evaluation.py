@@ -4,16 +4,10 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from tokmill.base.errors import TokmillError
+from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.progress import Progress
 from tokmill.similarity.functions import Functions
-from tokmill.similarity.pairing import (
-    MIN_BLOCKS,
-    Kept,
-    keep,
-    of_projects,
-    tasks_of,
-)
+from tokmill.similarity.pairing import MIN_BLOCKS, Kept, keep, of_projects, tasks_of
 from tokmill.similarity.pool_measures import (
     POOLS,
     RESAMPLES,
@@ -75,8 +69,12 @@ def evaluate(
 ) -> Evaluation:
     """Return what methods reach on functions that were compiled in several ways.
 
-    Raises `TokmillError` where there is no pair.
+    Raises `TokmillError` where there is no pair, `UsageError` for two methods of one name.
     """
+    names = [one.name for one in methods]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        hint = "give the file of vectors, or the folder of the run, another name"
+        raise UsageError(f"two methods are called {twice!r}", hint=hint)
     kept = keep(functions, choice.min_blocks)
     with Progress("similarity", 0, unit="comparisons", quiet=quiet) as bar:
         rows = [

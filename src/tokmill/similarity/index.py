@@ -27,7 +27,7 @@ ARRAY, DTYPE, TYPE = "vector", "<f4", "F32"
 BLOCK = 1 << 15
 """Rows at a time."""
 DIGITS = 9
-"""Tolerance of a cosine: products of equal rows differ in their last bits."""
+"""Tolerance of a score: products of equal rows differ in their last bits."""
 
 
 class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,7 +80,7 @@ class Index:
                 raise _damaged(self.path)
             place = max(len(near) - most, 0)
             few = np.flatnonzero(near >= np.partition(near, place)[place] - 4e-7 * len(query))
-            cosines = (block[few].astype(np.float64) @ query).round(DIGITS)
+            cosines = block[few].astype(np.float64) @ query
             row, score = np.append(row, start + few), np.append(score, cosines)
             row, score = best_of(row, score, most)
         return row, score
@@ -88,6 +88,7 @@ class Index:
 
 def best_of(row: Array, score: Array, most: int) -> tuple[Array, Array]:
     """Return the rows with the largest scores, the largest first; of equal ones the lower row."""
+    score = score.round(DIGITS)
     if len(row) > most:
         least = np.partition(score, len(row) - most)[len(row) - most]
         kept = score >= least

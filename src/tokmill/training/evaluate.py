@@ -284,6 +284,8 @@ def measured(
 
     Raises `UsageError` for `by` without tokens.
     """
+    if validation.bytes_per_token and validation.size < len(validation.feed.sources[0]):
+        notes.append("bits_per_byte takes the bytes a token of the whole store, not of these rows")
     if task.predicts_tokens:
         groups = Groups(validation.feed.sources[0], by) if by else None
         baseline: dict[str, Array] = {}

@@ -99,6 +99,9 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     for config, where in (
         (EncoderConfig(dim=10, heads=4), "model.heads"),
         (EncoderConfig(context=0), "model.context"),
+        (EncoderConfig(context=-5), "model"),
+        (EncoderConfig(norm_eps=-1.0), "model"),
+        (EncoderConfig(position="rope", rope_theta=0.0), "model"),
         (EncoderConfig(attention_dropout=1.0), "model"),
         (EncoderConfig(dropout=-0.1), "model"),
         (EncoderConfig(dim=6, heads=2, position="rope"), "model.heads"),

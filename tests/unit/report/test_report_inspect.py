@@ -114,6 +114,13 @@ FILES: list[tuple[str, Any, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
+def test_wide_ids_of_llmc_are_read_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "llama3.bin"
+    path.write_bytes(np.asarray([20240801, 7, 10] + [0] * 263, "<i4").tobytes())
+    found = describe(path)
+    assert found["dtype"] == "uint32" and "build bin ids.bin --dtype u4 " in found["next"]
+
+
 @pytest.mark.parametrize(("name", "write", "expected"), FILES, ids=[f[0] for f in FILES])
 def test_files(tmp_path: Path, name: str, write: Any, expected: dict[str, Any]) -> None:
     write(tmp_path / name)

@@ -68,6 +68,18 @@ def test_a_run_that_was_given_more_steps_is_not_finished(root: Path, tmp_path: P
     assert read_run(run).state == f"step {STEPS} of {2 * STEPS}"
 
 
+def test_what_lies_among_checkpoints_is_none(root: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(root / "runs/lr-0.01/seed-0", tmp_path / "run")
+    kept = read_run(run).checkpoints
+    for name in ("step-old", "step-00000009", "step-99999999", "step-100000000"):
+        (run / "checkpoints" / name).mkdir()
+    (run / "checkpoints/step-old/state.json").touch()
+    assert read_run(run).checkpoints == kept and read_run(run).step == STEPS
+    for name in ("step-99999999", "step-100000000"):
+        (run / "checkpoints" / name / "state.json").touch()
+    assert read_run(run).checkpoints == [*kept, "step-99999999", "step-100000000"]
+
+
 def test_where_runs_are_looked_for(root: Path, tmp_path: Path) -> None:
     assert len(find_runs(root)) == 6
     assert find_runs(root / "lm") == []

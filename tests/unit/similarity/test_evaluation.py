@@ -168,3 +168,8 @@ def test_a_kind_of_pairs_without_a_pair_has_no_value(made: Functions, resamples:
     found = run(made, vectors, resamples=resamples)
     print_evaluation(found)
     msgspec.json.encode(found)
+
+
+def test_vectors_that_are_called_as_a_baseline_are_refused() -> None:
+    with pytest.raises(UsageError, match="two methods are called 'random'"):
+        run(many(), method("random", np.tile(np.eye(40), (2, 1))))

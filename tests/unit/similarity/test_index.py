@@ -13,7 +13,7 @@ from safetensors.numpy import load_file, save_file
 from making import token_store
 from tokmill.base.errors import MachineError, TokmillError, UsageError
 from tokmill.similarity import index as module
-from tokmill.similarity.index import Index, write_index
+from tokmill.similarity.index import Index, best_of, write_index
 from tokmill.store.store import Store
 
 
@@ -81,6 +81,9 @@ def test_equal_rows_come_in_their_order(tmp_path: Path) -> None:
     matrix = np.ones((700, 3), np.float32)
     rows, scores = index_of(tmp_path, matrix).nearest(matrix[0], 9)
     assert rows.tolist() == list(range(9)) and scores == pytest.approx(1)
+    # Products of equal rows with one row differ in their last bits.
+    rows, _ = best_of(np.arange(9), 1 + np.arange(9) * 2e-16, 3)
+    assert rows.tolist() == [0, 1, 2]
 
 
 @pytest.fixture

@@ -80,7 +80,9 @@ def test_wrong_arguments_of_python(run: Path, val: Path) -> None:
 def test_some_rows_and_other_weights(run: Path, val: Path) -> None:
     some = evaluate(run, val, rows=7, device="cpu")
     assert some["rows"] == 7 and 0 < some["targets"] <= 7 * 16
+    assert "the whole store, not of these rows" in some["notes"][-1]
     best = evaluate(run, val, at="best", device="cpu")
+    assert not any("bits_per_byte" in note for note in best["notes"])
     found = losses(run, "val_loss")
     assert best["loss"] == pytest.approx(min(found.values()), rel=1e-6)
     with pytest.raises(TokmillError, match="no weights of step 5"):

@@ -107,6 +107,7 @@ def test_options_win_over_the_recipe_under_any_name() -> None:
         ({"warmupp": 1}, "warmupp: there is no such key", "did you mean 'warmup'?"),
         ({"learning_rat": 1}, "learning_rat: there is no such key", "'learning_rate'?"),
         ({"min_lr": 1}, "min_lr: there is no such key", "optim.floor"),
+        ({"run": {"push": "x"}}, "run.push: there is no such key", "a copy of RUN"),
         ({"vocab_size": 9}, "vocab_size: there is no such key", "the store"),
         ({"lr": 1, "learning_rate": 2}, "lr and learning_rate are the same key", "one of them"),
         ({"optim": {"lr": 1}, "lr": 2}, "optim.lr and lr are the same key", "one of them"),

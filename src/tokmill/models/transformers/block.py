@@ -10,7 +10,7 @@ import msgspec
 from torch import Tensor, nn
 
 from tokmill.base.errors import UsageError
-from tokmill.base.recipe import Natural, Part, Positive, check_types
+from tokmill.base.recipe import AboveZero, Amount, Natural, Part, Positive, check_types
 from tokmill.models.model import Join, taken
 from tokmill.models.transformers.attention import (
     Attend,
@@ -54,11 +54,11 @@ class TransformerConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     approximation of it."""
     bias: bool = False
     """Whether linear maps and LayerNorm add a bias."""
-    rope_theta: float = 10_000.0
+    rope_theta: AboveZero = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: RopeScaling | None = None
     """How rotary frequencies are lowered, as in Llama 3.1; none: they are not."""
-    norm_eps: float = 1e-5
+    norm_eps: Amount = 1e-5
     """Added to the mean square or variance in a norm."""
     dropout: Part = 0.0
     """Share of values dropped after the embedding and after each branch, while training."""

@@ -31,6 +31,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional as F
 
 from tokmill.base.errors import UsageError
+from tokmill.base.recipe import Amount, Natural
 from tokmill.models.model import Cached, Fields, Inputs, Model, Tensors
 from tokmill.models.transformers.attention import (
     Rotation,
@@ -391,14 +392,14 @@ class EncoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, 
     """Whether the sum of the embeddings is normed before the first block."""
     position: Literal["rope", "learned"] = "learned"
     """rope: queries and keys are turned; learned: a table is added to the embedding."""
-    context: int = 512
+    context: Natural = 512
     """Positions of the learned table; a document may not be longer."""
     activation: Activation = "gelu"
     """Activation of the feed-forward branch; swiglu has a gate; gelu is exact, gelu_tanh GPT-2's
     approximation of it."""
     bias: bool = True
     """Whether linear maps and LayerNorm add a bias."""
-    norm_eps: float = 1e-12
+    norm_eps: Amount = 1e-12
     """Added to the mean square or variance in a norm."""
 
     sizes: ClassVar[Sizes] = {

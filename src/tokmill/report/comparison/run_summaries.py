@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from tokmill.training.runs.trackers import METRICS, read_metrics, rows_by_step
 Facts = dict[str, Any]
 DEPTH = 3
 """Depth to which a folder is searched for runs: an experiment, a setting, a seed."""
+CHECKPOINT = re.compile(r"step-\d{8,18}")
 DEFAULTS = msgspec.to_builtins(
     {"data": DataConfig(), "optim": OptimConfig(), "run": RunConfig()}
     | {name: {"kind": kind} for name, kind in DEFAULT_KINDS.items() if name in LEARNED}
@@ -233,7 +235,7 @@ def read_run(path: Path) -> RunSummary:
     """
     recipe = read_recipe(path)
     flat = flatten(recipe)
-    saved = sorted(entry.name for entry in (path / "checkpoints").glob("step-*"))
+    saved = [state.parent.name for state in (path / "checkpoints").glob("step-*/state.json")]
     final = path / "model/config.json"
     return RunSummary(
         path=path,
@@ -241,7 +243,7 @@ def read_run(path: Path) -> RunSummary:
         flat=flat | {key: value for key, value in flatten(DEFAULTS).items() if key not in flat},
         facts=read_json(path / FACTS, StoreFacts),
         entries=metrics(path),
-        checkpoints=saved,
+        checkpoints=sorted(filter(CHECKPOINT.fullmatch, saved), key=lambda name: int(name[5:])),
         final=read_json(final, Final) if final.exists() else None,
     )
 

@@ -194,12 +194,15 @@ def npy(look: Look) -> Facts | None:
 def llmc(look: Look) -> Facts | None:
     if len(look.head) < 1024 or int.from_bytes(look.head[:4], "little") not in LLMC:
         return None
+    dtype = LLMC[int.from_bytes(look.head[:4], "little")]
+    wide = " --dtype u4" * (dtype == "uint32")
     return {
         "kind": "llm.c tokens",
         "what": "a token file of llm.c: 1,024 bytes of header, then ids",
         "bytes": look.size,
-        "dtype": LLMC[int.from_bytes(look.head[:4], "little")],
-        "next": f"tail -c +1025 {look.quoted} > ids.bin, then tokmill build bin ids.bin -o STORE",
+        "dtype": dtype,
+        "next": f"tail -c +1025 {look.quoted} > ids.bin, then "
+        f"tokmill build bin ids.bin{wide} -o STORE",
     }
 
 

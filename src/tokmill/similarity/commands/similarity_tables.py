@@ -52,29 +52,15 @@ def _print_counts(rows: Sequence[Row]) -> None:
         dict.fromkeys(why for row in rows for one in row.settings for why in one.left_out)
     )
     more_targets = any(one.pairs > one.queries for row in rows for one in row.settings)
-    print_table(
-        [
-            "row",
-            "queries",
-            "functions",
-            "projects",
-            *(["targets"] if more_targets else []),
-            SAME,
-            *reasons,
-        ],
-        [
-            [
-                row.row,
-                row.queries,
-                row.functions,
-                row.projects,
-                *([sum(one.pairs for one in row.settings)] if more_targets else []),
-                sum(one.same_code for one in row.settings),
-                *(sum(one.left_out.get(why, 0) for one in row.settings) for why in reasons),
-            ]
-            for row in rows
-        ],
-    )
+    targets = ["targets"] * more_targets
+    lines = []
+    for row in rows:
+        line = [row.row, row.queries, row.functions, row.projects]
+        line += [sum(one.pairs for one in row.settings)] * more_targets
+        line.append(sum(one.same_code for one in row.settings))
+        line += (sum(one.left_out.get(why, 0) for one in row.settings) for why in reasons)
+        lines.append(line)
+    print_table(["row", "queries", "functions", "projects", *targets, SAME, *reasons], lines)
 
 
 def _print_summary(rows: Sequence[Row], kind: str, metric: str, pool: int) -> None:

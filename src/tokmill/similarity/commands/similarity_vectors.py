@@ -9,7 +9,7 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, check_name
 from tokmill.similarity.functions import Functions, of_functions
 from tokmill.similarity.pool_measures import RANDOM, Method
-from tokmill.similarity.vector_rows import Rows
+from tokmill.similarity.vector_rows import Rows, read_vectors
 from tokmill.store.manifest import read_plan
 from tokmill.store.schema import Array
 from tokmill.store.store import Store
@@ -27,8 +27,6 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
     `path`: an .npy file, or the folder of a run, whose vectors become an overlay. Raises
     `UsageError` for anything else.
     """
-    from tokmill.similarity.vector_rows import read_vectors
-
     if path.suffix == ".npy":
         return path.stem, read_vectors(path, len(store))
     if (path / "recipe.json").is_file():

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 
 from tokmill import plugins
-from tokmill.base import recipe
 from tokmill.base import recipe as recipes
 from tokmill.base.errors import TokmillError, UsageError, nearest, shell_word
 from tokmill.base.files import address_of
@@ -258,7 +257,7 @@ def merged(
     In errors the recipe is called `where`, and the options `options_from`.
     """
     placed = in_tables(value, value, where)
-    return recipe.merge(placed, in_tables(options, recipe.merge(placed, options), options_from))
+    return recipes.merge(placed, in_tables(options, recipes.merge(placed, options), options_from))
 
 
 def in_tables(
@@ -275,9 +274,11 @@ def in_tables(
     for name, inner in value.items():
         is_table = isinstance(inner, Mapping) and name not in NESTED
         if name in TABLES or name in DEFAULT_KINDS or is_table:
-            result = recipe.merge(result, {name: inner})
+            result = recipes.merge(result, {name: inner})
             if isinstance(inner, Mapping):
                 given |= {f"{name}.{key}": f"{name}.{key}" for key in inner}
+            for key in inner if isinstance(inner, Mapping) and name in ("data", "run") else ():
+                check_way(key, f"{name}.{key}", where)
     for name in [name for name in value if name not in result]:
         for place in places_of(name, value[name], whole, where):
             if place in given:
@@ -288,7 +289,7 @@ def in_tables(
                 )
             given[place] = name
             table, _, key = place.partition(".")
-            result = recipe.merge(result, {table: {key: value[name]}})
+            result = recipes.merge(result, {table: {key: value[name]}})
     return with_size(result, kinds_of(whole)["model"], where)
 
 
@@ -315,6 +316,13 @@ def places_of(name: str, value: Any, whole: Mapping[str, Any], where: str = "") 
     ]
 
 
+def check_way(name: str, shown: str, where: str) -> None:
+    """Refuse a name for what is said in another way here."""
+    if name in OTHER_WAYS:
+        hint = f"leave it out: {OTHER_WAYS[name]}"
+        raise UsageError(f"{shown}: there is no such key", where=where, hint=hint)
+
+
 def has_key(table: str, kind: str, key: str) -> bool:
     return key in plugins.load(KINDS[table], kind).Config.__struct_fields__
 
@@ -323,9 +331,7 @@ def key_of(name: str, whole: Mapping[str, Any], where: str = "") -> str:
     """Return the key, table and all, that a name without a table means."""
     if name in OTHER_NAMES:
         return OTHER_NAMES[name]
-    if name in OTHER_WAYS:
-        hint = f"leave it out: {OTHER_WAYS[name]}"
-        raise UsageError(f"{name}: there is no such key", where=where, hint=hint)
+    check_way(name, name, where)
     keys = plain_keys(name)
     allowed = {
         *OTHER_NAMES,

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from tokmill import plugins
-from tokmill.base import recipe
 from tokmill.base import recipe as recipes
 from tokmill.base.errors import TokmillError, UsageError, check_name, shell_word
 from tokmill.base.files import address_of, place_of
@@ -253,7 +252,7 @@ def check_plain(value: Mapping[str, Any], where: str = "") -> TrainConfig:
     if isinstance(optim, Mapping) and kind != DEFAULT_KINDS["optim"]:
         kept = {key: optim[key] for key in optim if key in OptimConfig.__struct_fields__}
         value = {**value, "optim": kept}
-    config = recipe.convert(TrainConfig, value, where)
+    config = recipes.convert(TrainConfig, value, where)
     check(config, where)
     return config
 
@@ -284,7 +283,7 @@ def check_stores(config: TrainConfig, where: str = "") -> None:
 def from_dict(value: Mapping[str, Any], where: str = "") -> TrainConfig:
     """Turn a recipe as nested dicts into a checked `TrainConfig`."""
     check_plain(value, where)
-    config = recipe.convert(config_type(**kinds_of(value)), value, where)
+    config = recipes.convert(config_type(**kinds_of(value)), value, where)
     for section in LEARNED:
         check_sizes(section, getattr(config, section), where)
     check_optimizer(config, where)
