@@ -147,12 +147,23 @@ def test_bits_per_byte_are_of_all_bytes(stores: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("step", [None, normalizers.NFC(), normalizers.Lowercase()])
-def test_bits_per_byte_are_not_of_text_that_a_tokenizer_loses(tmp_path: Path, step: Any) -> None:
-    """Words that it lacks, also where no row that is evaluated has one, and capital letters."""
-    words = {"<unk>": 0, "</s>": 1, "a": 2, "b": 3}
+@pytest.mark.parametrize(
+    ("step", "split", "loses"),
+    [
+        (None, pre_tokenizers.Split(" ", "isolated"), False),
+        (normalizers.NFC(), pre_tokenizers.Split(" ", "isolated"), False),
+        (normalizers.Lowercase(), pre_tokenizers.Split(" ", "isolated"), True),
+        (None, pre_tokenizers.Split(" ", "removed"), True),
+        (None, pre_tokenizers.WhitespaceSplit(), True),
+    ],
+)
+def test_bits_per_byte_are_not_of_text_that_a_tokenizer_loses(
+    tmp_path: Path, step: Any, split: Any, loses: bool
+) -> None:
+    """Words that it lacks, also where no row that is evaluated has one, capitals and blanks."""
+    words = {"<unk>": 0, "</s>": 1, "a": 2, "b": 3, " ": 4}
     one: Any = Tokenizer(models.WordLevel(words, "<unk>"))
-    one.normalizer, one.pre_tokenizer = step, pre_tokenizers.WhitespaceSplit()
+    one.normalizer, one.pre_tokenizer = step, split
     one.add_special_tokens(["<unk>", "</s>"])
     (tmp_path / "tok").mkdir()
     one.save(str(tmp_path / "tok/tokenizer.json"))
@@ -170,6 +181,6 @@ def test_bits_per_byte_are_not_of_text_that_a_tokenizer_loses(tmp_path: Path, st
     for rows in (0, 2):
         for name in ("known", "unknown"):
             found = evaluate(tmp_path / "run", tmp_path / name, rows=rows, device="cpu", quiet=True)
-            keeps = name == "known" and not isinstance(step, normalizers.Lowercase)
+            keeps = name == "known" and not loses
             assert ("bits_per_byte" in found) == keeps
             assert any("no bits_per_byte" in note for note in found["notes"]) != keeps

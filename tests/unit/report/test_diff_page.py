@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tokmill.x86.diff.output.diff_page import (
 from tokmill.x86.diff.program_diff import diff_graphs
 from tokmill.x86.diff.result import References
 from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.lift.cfg import lift
 from x86_graphs import Block, graph_of
 
 
@@ -169,6 +171,29 @@ def test_calls_are_compared_by_what_they_lead_to(tmp_path: Path) -> None:
     diff_page(a, b, diff, tmp_path / "page.html")
     data = json.loads(Page((tmp_path / "page.html").read_text()).data)
     assert data["code"][0][1][0][1:3] == [["call x block y"], "~"]
+
+
+def test_a_block_that_jumps_and_runs_into_another_function(tmp_path: Path) -> None:
+    """`f` runs into `g`, or into `h`."""
+    parts = {
+        "f": "xor %eax, %eax\n1: add %edi, %eax\ndec %edi\njne 1b",
+        "g": "lea 3(%rdi,%rdi,4), %rax\nxor $99, %rax\nret",
+        "h": "mov (%rsi), %rax\nadd 8(%rsi), %rax\nret",
+    }
+    graphs = []
+    for order in ("fgh", "fhg"):
+        text = [".globl _start\n_start: call f\ncall g\ncall h\nud2"]
+        text += [
+            f".globl {n}\n.type {n}, @function\n{n}: {parts[n]}\n.size {n}, .-{n}" for n in order
+        ]
+        (tmp_path / f"{order}.s").write_text("\n".join([*text, ""]))
+        command = ["gcc", "-nostdlib", "-static", "-o", order, f"{order}.s"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        graphs.append(lift(tmp_path / order))
+    diff_page(*graphs, diff_graphs(*graphs), tmp_path / "page.html")
+    found = json.loads(Page((tmp_path / "page.html").read_text()).data)
+    lines = [line for code in found["code"] for block in code[0] for line in block[1]]
+    assert any(line.startswith("jne") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -99,9 +99,10 @@ def test_a_cut_pe_file_is_refused(tmp_path: Path) -> None:
 
 def test_cxx_names_are_shown_as_they_were_written() -> None:
     names = ["main", "_ZN3foo3barEiPKc", "_ZSt9terminatev", "_Zbroken", "", "_start", "_Z1fDF16b"]
+    names.append("_Z14run_Accumulatev")
     assert demangle(names) == [
         "main", "foo::bar(int, char const*)", "std::terminate()", "_Zbroken", "", "_start",
-        "_Z1fDF16b",
+        "_Z1fDF16b", "run_Accumulate()",
     ]  # fmt: skip
 
 

@@ -414,7 +414,7 @@ def _template_tokens(data: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 LOSSY = {
     *("Lowercase", "StripAccents", "BertNormalizer", "NFKC", "NFKD", "Nmt", "Precompiled"),
-    *("BertPreTokenizer", "Whitespace"),
+    *("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "CharDelimiterSplit", "Strip"),
 }
 """Steps after which different texts are the same one, as in lower case or without their blanks."""
 
@@ -424,7 +424,8 @@ def lossy_step(raw: bytes) -> str:
     data = beside_model(raw)
     keys = ("normalizer", "pre_tokenizer")
     steps = [step for key in keys for step in flatten(data.get(key), STEPS[key])]
-    return next((step["type"] for step in steps if step["type"] in LOSSY), "")
+    lost = (s["type"] for s in steps if s["type"] in LOSSY or s.get("behavior") == "Removed")
+    return next(lost, "")
 
 
 def flatten(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:

@@ -182,7 +182,7 @@ def demangled(name: str) -> str:
     symbol.name = name
     plain: str = symbol.demangled_name
     # lief takes `DF16b` and `DF64x`, types of C++23, for fixed-point types, which C++ has not.
-    known = "_Accum" not in plain
+    known = not re.search(r" _Accum\b", plain)
     return plain if 0 < len(plain) <= LONGEST_NAME and known else name
 
 

@@ -208,8 +208,9 @@ def _function(
 
 
 def _jump(key: str, partners: dict[int, int]) -> str:
-    mnemonic, mark, number = key.partition(BLOCK)
-    return f"{mnemonic}{BLOCK}{partners.get(int(number), -1)}" if mark else key
+    mnemonic, mark, rest = key.partition(BLOCK)
+    number, *other = rest.split(" ", 1)
+    return " ".join([f"{mnemonic}{BLOCK}{partners.get(int(number), -1)}", *other]) if mark else key
 
 
 def _matches(functions: int, matched: Array) -> Array:
