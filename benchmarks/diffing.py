@@ -263,6 +263,7 @@ def main(
     peers: dict[str, tuple[str, ...]] = {THEIRS: ()}
     if not defaults:
         peers[NO_ADDRESSES] = ("addr",)
+    shown = [name for name in NAMES if name != NO_ADDRESSES or not defaults]
     bench = Bench(cache / "diffing", peers_python, limit, peers)
     results = []
     for pair in made.pairs:
@@ -276,9 +277,9 @@ def main(
         "the weights of tables of pointers were chosen; the other weights were fitted on none of "
         "these.",
         "",
-        *means(results, NAMES),
+        *means(results, shown),
         "",
-        *table(results, NAMES),
+        *table(results, shown),
         "",
         *details(results),
         *(f"- Not built: {line}." for line in made.missing),

@@ -49,7 +49,11 @@ def test_a_result_names_its_files_and_replaces_an_earlier_one(here: Here) -> Non
     assert "16xf32" in Path("best/000.mlir").read_text()
     schedule = Path("best/000.schedule.mlir")
     assert "first line" not in here("rl", "replay", "relu 16", schedule)[1]
-    schedule.write_text(schedule.read_text().replace("tile_sizes [", "tile_sizes [1, "))
+    text = schedule.read_text()
+    for same in (text.partition("\n")[0] + "\n", text.replace("\n", "\r\n"), text + "\n"):
+        schedule.write_text(same)
+        assert "first line" not in here("rl", "replay", "relu 16", schedule)[1]
+    schedule.write_text(text.replace("tile_sizes [", "tile_sizes [1, "))
     assert "its first line alone counts" in here("rl", "replay", "relu 16", schedule)[1]
 
 

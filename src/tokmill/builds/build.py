@@ -78,13 +78,18 @@ def build(
     return run(chosen, how or How(quiet=not live()))
 
 
+def _plain(value: Any) -> object:
+    """Return a number of numpy as one of Python; other things become text, which is refused."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
 def run(chosen: BuildRecipe, how: How) -> Store:
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         # A worker runs the caller's script again before it has work: a traceback would hide this.
         os.write(2, UNGUARDED)
         os._exit(UsageError.exit_code)
     # Whoever makes one in Python is not checked by msgspec.
-    how = recipe.convert(How, msgspec.to_builtins(how), "how")
+    how = recipe.convert(How, msgspec.to_builtins(how, enc_hook=_plain), "how")
     if how.part and not 1 <= how.part[0] <= how.part[1]:
         raise UsageError(f"there is no part {how.part[0]} of {how.part[1]}", hint="1 to n, of n")
     if not 0 <= how.max_rejects <= 1:

@@ -96,9 +96,9 @@ def find_files(
     A file that is named is always read. In a folder, at any depth, the files are read whose name
     ends in one of `suffixes` in upper or lower case (none: any) and which `fits` accepts; or, if
     `choice` has a `suffix` or `glob`, the files that these select. Hidden files, stores, runs and
-    links to folders are not read, nor a link to a file that is read too. A file's name is its path
-    below the argument, or more of the path if two files would have the same name. `instead`: the
-    hint for a folder of which nothing fits. `once`: nor is a second name (`ln`) of a file that is.
+    links to folders are not read. A file's name is its path below the argument, or more of the path
+    if two files would have the same name. `instead`: the hint for a folder of which nothing fits.
+    `once`: a file with several names is read by one of them.
 
     Raises:
         UsageError: no input is named, or a pattern is invalid.
@@ -135,7 +135,7 @@ def find_files(
         if not count and not (none_is_fine and +left):
             raise _nothing(argument, suffixes, options, left, instead)
         total += left
-    for place in _other_names(entries, once):
+    for place in _other_names(entries) if once else ():
         del entries[place]
         total[OTHER_NAME] += 1
     names = _distinct({place: file.name for place, file in entries.items()})
@@ -143,16 +143,15 @@ def find_files(
     return Inputs(sorted(files, key=lambda file: file.name), in_order(total))
 
 
-def _other_names(places: Collection[str], once: bool) -> set[str]:
-    """Return the links among some files whose target is read under its own name or another link."""
-    links = set(filter(os.path.islink, places))
-    seen, others = set[tuple[int, int]](), set[str]()
-    for place in sorted(places, key=lambda place: (place in links, place)) if links or once else ():
+def _other_names(places: Collection[str]) -> set[str]:
+    """Return names of files that have another one among them; a link goes before a file."""
+    first, others = set[tuple[int, int]](), set[str]()
+    for place in sorted(places, key=lambda place: (os.path.islink(place), place)):
         with machine_errors("read", place):
             facts = os.stat(place)
-        if (once or place in links) and (facts.st_dev, facts.st_ino) in seen:
+        if (facts.st_dev, facts.st_ino) in first:
             others.add(place)
-        seen.add((facts.st_dev, facts.st_ino))
+        first.add((facts.st_dev, facts.st_ino))
     return others
 
 
@@ -339,7 +338,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     """Return a glob as a regular expression: `*` matches no `/`, `**/` any depth; a glob without
     `/` matches in any folder.
     """
-    if not text or "[:" in text:
+    if not text or "[[:" in text:
         hint = "such as --glob 'src/**/*.py'; a class is written [0-9], not [[:digit:]]"
         raise UsageError(f"--glob {text!r} is no pattern", hint=hint)
     text = text.removeprefix("./").removeprefix("/")

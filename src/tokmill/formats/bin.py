@@ -288,7 +288,7 @@ def wrong_layout(sample: Array) -> str:
         return ""
     low, high = sample[0::2], sample[1::2]
     few = (not high.any()) or (int(high.max()) < 32 and int(low.max()) >= 1024)
-    if few or (wide and above.any()) or any(_fewer(high, low, least) for least in (16, 1024)):
+    if few or (wide and above.any()) or _fewer(high, 1, low, 16) or _fewer(high, 64, low, 1024):
         return WIDE if wide else HALVES
     if not (low & 255).any() and int(low.max()) >> 8 < 32:
         return "the ids look like big-endian uint32, but were to be read as uint16"
@@ -299,10 +299,9 @@ def wrong_layout(sample: Array) -> str:
     return ""
 
 
-def _fewer(high: Array, low: Array, least: int) -> bool:
-    """Say whether ids from `least` on are 16 times rarer in one array; of real ids they are not."""
-    some, many = (int(np.count_nonzero(half >= least)) for half in (high, low))
-    return many >= 32 and many > 16 * some
+def _fewer(high: Array, small: int, low: Array, large: int) -> bool:
+    some, many = np.count_nonzero(high >= small), np.count_nonzero(low >= large)
+    return bool(many >= 32 and many > 16 * some)
 
 
 def layout_hint(why: str, name: str) -> str:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tokmill
@@ -89,6 +90,17 @@ def test_how_a_build_runs_is_checked_in_python_too(how: How, says: str, tmp_path
     with pytest.raises(UsageError, match=says):
         tokmill.build.text(tmp_path / "a.txt", tmp_path / "out", tokenizer=TOKENIZER, how=how)
     assert not (tmp_path / "out").exists()
+
+
+def test_how_a_build_runs_takes_numbers_of_numpy(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("text")
+    how: Any = How(
+        quiet=True,
+        max_rejects=np.float64(0.01),
+        limit_seconds=np.float32(60),
+        amount=Amount(workers=np.int64(0)),
+    )
+    assert tokmill.build.text(tmp_path / "a.txt", tmp_path / "out", tokenizer=TOKENIZER, how=how)
 
 
 def test_mistakes_in_python_are_told_as_those_of_commands(tmp_path: Path) -> None:

@@ -63,17 +63,14 @@ def test_everything_that_is_not_read_is_counted(tmp_path: Path) -> None:
     (root / "two").symlink_to(root / "one")
     (root / "round").symlink_to(root)
     (root / "0.txt").symlink_to(root / "a.txt")
-    # Two links to a file that is not read: the first one counts.
-    for name in ("x.txt", "y.txt"):
-        (root / name).symlink_to("Makefile")
     os.mkfifo(root / "pipe")
     store = quick_build("text", root / "a.txt", root / "store").path
     found = find_files([str(root)], TXT)
-    assert [file.name for file in found.files] == ["a.txt", "d/e.txt", "x.txt"]
+    assert [file.name for file in found.files] == ["0.txt", "a.txt", "d/e.txt"]
     assert found.left_out == {
         ".md": 2, "loop of links": 2, "dangling link": 1, "hidden file": 1,
         "hidden folder": 1, "link to a folder": 1, "no suffix": 1, "pipe, socket or device": 1,
-        "store": 1, "another name of a file": 2,
+        "store": 1,
     }  # fmt: skip
     told = in_words(found.left_out)
     for part in ("2 .md", "1 without a suffix", "2 loops of links", "1 hidden folder", "1 store"):

@@ -121,6 +121,12 @@ def test_real_ids_are_not_taken_for_something_else():
             assert "int64" in wrong_layout(ids.view("<u4")), size
     ids = random.integers(0, 3_000_000, 20000)
     assert "look like uint32" in wrong_layout(ids.astype("<u4").view("<u2"))
+    # Two codebooks in turns between separators, and printable characters between commas.
+    books = [random.integers(0, 1024, 5000), random.integers(1024, 2048, 5000)]
+    assert wrong_layout(np.array([2048, *np.stack(books[::-1], 1).ravel(), 2048], "<u2")) == ""
+    assert wrong_layout(np.array([2048, *np.stack(books, 1).ravel(), 2048], "<u2")) == ""
+    pairs = np.stack([random.integers(16, 95, 5000), np.full(5000, 12)], 1)
+    assert wrong_layout(pairs.ravel().astype("<u2")) == ""
 
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
