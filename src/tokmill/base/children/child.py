@@ -12,8 +12,9 @@ import resource
 import selectors
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,6 +60,23 @@ class Ended(NamedTuple):
         return f"ended with exit code {self.code}" + (f": {last[0]}" if last else "")
 
 
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let Ctrl-C wait until the end: a child that is not known yet cannot be ended."""
+    usual = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(usual):
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, usual)
+    if came:
+        signal.raise_signal(signal.SIGINT)
+
+
 class Running:
     """A child that has been started: collects its output and checks its limits."""
 
@@ -75,6 +93,21 @@ class Running:
         self.limits, self.line = limits, line
         self.out, self.stderr, self.answers = bytearray(), bytearray(), bytearray()
         self.stopped = False
+        self.open = selectors.DefaultSelector()
+        try:
+            with _ctrl_c_waits():
+                self._start(command, environment, files, lifeline)
+        except KeyboardInterrupt:
+            self.end()
+            raise
+
+    def _start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None,
+        files: Sequence[int],
+        lifeline: bool,
+    ) -> None:
         # A session of its own: the terminal's Ctrl-C does not reach it, and killing the group
         # kills what it started too.
         self.process = subprocess.Popen(
@@ -87,14 +120,13 @@ class Running:
             env=environment,
         )
         assert self.process.stdout is not None and self.process.stderr is not None
-        self.open = selectors.DefaultSelector()
         self.add(self.process.stdout.fileno(), self.out)
         self.add(self.process.stderr.fileno(), self.stderr)
         self._bound(resource.RLIMIT_CORE, 0)
         # Without a limit of its own it must not inherit that of `bounds`.
         memory = resource.RLIM_INFINITY
-        if limits.memory is not None:
-            memory = limits.memory + max(limits.memory, HEADROOM)
+        if self.limits.memory is not None:
+            memory = self.limits.memory + max(self.limits.memory, HEADROOM)
         self._bound(resource.RLIMIT_DATA, memory)
         self.begin()
 
