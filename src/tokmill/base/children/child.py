@@ -98,7 +98,8 @@ class Running:
             with _ctrl_c_waits():
                 self._start(command, environment, files, lifeline)
         except KeyboardInterrupt:
-            self.end()
+            if hasattr(self, "process"):
+                self.end()
             raise
 
     def _start(
