@@ -78,7 +78,7 @@ def build(
     return run(chosen, how or How(quiet=not live()))
 
 
-def _plain(value: Any) -> object:
+def _builtin(value: Any) -> object:
     """Return a number of numpy as one of Python; other things become text, which is refused."""
     return value.item() if hasattr(value, "item") else str(value)
 
@@ -89,7 +89,7 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         os.write(2, UNGUARDED)
         os._exit(UsageError.exit_code)
     # Whoever makes one in Python is not checked by msgspec.
-    how = recipe.convert(How, msgspec.to_builtins(how, enc_hook=_plain), "how")
+    how = recipe.convert(How, msgspec.to_builtins(how, enc_hook=_builtin), "how")
     if how.part and not 1 <= how.part[0] <= how.part[1]:
         raise UsageError(f"there is no part {how.part[0]} of {how.part[1]}", hint="1 to n, of n")
     if not 0 <= how.max_rejects <= 1:
