@@ -1,11 +1,12 @@
 """Diffing of programs: tokmill beside qbindiff and simple answers, functions against the truth.
 
-Both programs are stripped; the truth is in their debug information (see diffing-protocol.md).
-qbindiff reads `.BinExport` files of the same graphs, in a process of its own with limits. Its
-answers are kept below CACHE/diffing/answers by the digests of both programs, so a run that was
-stopped goes on. qbindiff is killed with it.
+Both programs are stripped; the truth is in their debug information (see diffing-protocol.md). They
+lie below CACHE/similarity, as `similarity_programs.py` has them. qbindiff reads `.BinExport` files
+of the same graphs, in a process of its own with limits. Its answers are kept below
+CACHE/diffing/answers by the digests of both programs, so a run that was stopped goes on. qbindiff
+is killed with it.
 
-    python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [--kind KIND] [PROGRAM …]
+    python benchmarks/diffing.py CACHE PEERS-PYTHON [--limit SECONDS] [PROGRAM …]
 """
 
 import argparse
@@ -21,15 +22,15 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-import diffing_programs as programs
 from binexport_file import binexport
 from debug_info import read_debug_info
-from diffing_table import NO_ADDRESSES, THEIRS, Result, details, means, table
+from diff_evidence_programs import Pair, pairs
+from diffing_table import OURS, THEIRS, Result, details, means, table
 from function_truth import function_truth, judge_functions
 from tokmill.base.children import child
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
-from tokmill.x86.graph import Edge, Graph
+from tokmill.x86.graph import Graph
 from tokmill.x86.lift.cfg import lift
 
 PEER = Path(__file__).parent / "peers" / "qbindiff_peer.py"
@@ -38,9 +39,19 @@ SECONDS, MEMORY = 900, 6 << 30
 WAIT = 20
 """So many times as long it may take by the clock, as on a busy machine."""
 SEED = 1
-NAMES = (
-    "random", "exact hash", "opcode histogram", "structure", "qbindiff", NO_ADDRESSES, "tokmill"
-)  # fmt: skip
+NAMES = ("exact hash", "opcode histogram", THEIRS, OURS)
+PROGRAMS = ("bzip2", "zlib", "lua", "lz4", "xxhash", "brotli", "zstd")
+KINDS = {
+    "O0 ↔ O2": ("gcc-O0", "gcc-O2"),
+    "O2 ↔ O3": ("gcc-O2", "gcc-O3"),
+    "gcc ↔ clang": ("gcc-O2", "clang-O2"),
+    "versions": ("gcc-O2", "gcc-O2"),
+    "O1 ↔ O2": ("gcc-O1", "gcc-O2"),
+    "O0 ↔ O3": ("gcc-O0", "gcc-O3"),
+    "O0 ↔ O2, shuffled": ("gcc-O0", "gcc-O2_shuffled"),
+    "O2 ↔ O3, shuffled": ("gcc-O2", "gcc-O3_shuffled"),
+}
+"""Kind of a pair → compiler and level of A and of B."""
 Pairs = tuple[Array, Array]
 """Functions of A and of B that were matched: i8 each, as long."""
 
@@ -67,52 +78,44 @@ class Bench:
     folder: Path
     peers_python: str
     limit: int
-    peers: dict[str, tuple[str, ...]]
-    """Name → features that qbindiff does without."""
 
-    def judge(self, pair: programs.Pair) -> Result:
+    def judge(self, pair: Pair) -> Result:
         """Return what each contestant makes of a pair."""
-        a, b = graph_of(pair.a.bare), graph_of(pair.b.bare)
-        truth = function_truth(a, b, info_of(pair.a.debug), info_of(pair.b.debug))
-        sizes = pair.a.bare.stat().st_size, pair.b.bare.stat().st_size
-        result = Result(pair, truth.matches, sizes=sizes)
+        a, b = map(graph_of, pair.bare)
+        truth = function_truth(a, b, *map(info_of, pair.debug))
+        size = max(path.stat().st_size for path in pair.bare)
+        result = Result(pair, truth.matches, size)
         answers: dict[str, Callable[[Graph, Graph], Pairs]] = {
-            "random": at_random, "exact hash": exact, "opcode histogram": histogram,
-            "structure": structure,
-        }  # fmt: skip
+            "exact hash": exact,
+            "opcode histogram": histogram,
+        }
         for name, answer in answers.items():
             started = time.process_time()
             result.scores[name], _ = judge_functions(truth, *answer(a, b))
             result.seconds[name] = time.process_time() - started
-        for name, without in self.peers.items():
-            if result.failed:
-                result.failed[name] = "not tried, as it has no answer by its defaults"
-                continue
-            found = self.qbindiff(pair, without)
-            if found.failed:
-                result.failed[name] = found.failed
-                continue
-            result.scores[name], _ = judge_functions(truth, *rows(found.pairs, a, b))
-            result.seconds[name] = found.cpu_seconds
-            result.peak = result.peak or found.peak
+        found = self.qbindiff(pair)
+        result.failed = found.failed
+        if not found.failed:
+            result.scores[THEIRS], _ = judge_functions(truth, *rows(found.pairs, a, b))
+            result.seconds[THEIRS] = found.cpu_seconds
+            result.peak = found.peak
         started = time.process_time()
         diff = diff_graphs(a, b, names=False)
-        result.seconds["tokmill"] = time.process_time() - started
+        result.seconds[OURS] = time.process_time() - started
         matched = diff.function_a, diff.function_b
-        result.scores["tokmill"], result.left_out = judge_functions(truth, *matched)
+        result.scores[OURS], result.left_out = judge_functions(truth, *matched)
         return result
 
-    def qbindiff(self, pair: programs.Pair, without: Sequence[str]) -> Answer:
+    def qbindiff(self, pair: Pair) -> Answer:
         """Return qbindiff's answer, kept by the digests of the two programs."""
-        both = [digest(one.bare) for one in (pair.a, pair.b)]
-        name = "-".join((pair.a.name, pair.b.name, *both, *(f"no-{one}" for one in without)))
-        kept = self.folder / "answers" / f"{name}.json"
+        both = [digest(path) for path in pair.bare]
+        kept = self.folder / "answers" / f"{pair.project}-{'-'.join(both)}.json"
         if kept.exists():
             there = msgspec.json.decode(kept.read_bytes(), type=Answer)
             if not there.failed or there.limit >= self.limit:
                 return there
-        exports = [self._export(one, key) for one, key in zip((pair.a, pair.b), both, strict=True)]
-        words = (PEER, os.getpid(), *exports, SEED, *without)
+        exports = [self._export(path, key) for path, key in zip(pair.bare, both, strict=True)]
+        words = (PEER, os.getpid(), *exports, SEED)
         command = [self.peers_python, *map(str, words)]
         limits = child.Limits(self.limit * WAIT, memory=MEMORY)
         ended = child.run(command, limits)
@@ -127,11 +130,11 @@ class Bench:
         kept.write_bytes(msgspec.json.encode(answer))
         return answer
 
-    def _export(self, one: programs.Built, digest: str) -> Path:
-        path = self.folder / "exports" / f"{one.name}-{digest}.BinExport"
+    def _export(self, program: Path, digest: str) -> Path:
+        path = self.folder / "exports" / f"{digest}.BinExport"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(binexport(graph_of(one.bare), digest))
+            path.write_bytes(binexport(graph_of(program), digest))
         return path
 
 
@@ -155,16 +158,6 @@ def rows(pairs: Sequence[tuple[int, int]], a: Graph, b: Graph) -> Pairs:
     ]
     table = np.asarray(found, np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
-
-
-def at_random(a: Graph, b: Graph) -> Pairs:
-    """Match functions by lot."""
-    numbers = np.random.default_rng(SEED)
-    count = min(len(a.function_address), len(b.function_address))
-    return (
-        numbers.permutation(len(a.function_address))[:count],
-        numbers.permutation(len(b.function_address))[:count],
-    )
 
 
 def exact(a: Graph, b: Graph) -> Pairs:
@@ -215,35 +208,6 @@ def histogram(a: Graph, b: Graph) -> Pairs:
     return assigned(sides[0] @ sides[1].T)
 
 
-def structure(a: Graph, b: Graph) -> Pairs:
-    """Assign functions by blocks, edges, calls, callers and instructions, and nothing of code."""
-    sides = [shapes(graph) for graph in (a, b)]
-    spread = np.concatenate(sides).std(axis=0) + 1e-9
-    one, other = (side / spread for side in sides)
-    distance = np.zeros((len(one), len(other)), np.float32)
-    for column in range(one.shape[1]):
-        distance += np.abs(one[:, column, None] - other[None, :, column])
-    return assigned(-distance)
-
-
-def shapes(graph: Graph) -> Array:
-    """Return the logarithms of what is counted: (F, 5) f4."""
-    owner = np.repeat(np.arange(len(graph.function_address)), np.diff(graph.function_blocks))
-    source = owner[np.repeat(np.arange(len(owner)), np.diff(graph.block_edges))]
-    size = len(graph.function_address)
-    is_call = graph.edge_kind == Edge.CALL
-    at = np.searchsorted(graph.function_address, graph.edge_target[is_call])
-    known = np.append(graph.function_address, 0)[at] == graph.edge_target[is_call]
-    counts = [
-        np.bincount(owner, minlength=size),
-        np.bincount(source[~is_call], minlength=size),
-        np.bincount(source[is_call], minlength=size),
-        np.bincount(at[known], minlength=size),
-        np.bincount(owner, np.diff(graph.block_instructions), minlength=size),
-    ]
-    return np.log1p(np.stack(counts, 1)).astype(np.float32)
-
-
 def assigned(similarity: Array) -> Pairs:
     from scipy.optimize import linear_sum_assignment
 
@@ -252,24 +216,14 @@ def assigned(similarity: Array) -> Pairs:
 
 
 def main(
-    cache: Path,
-    peers_python: str,
-    names: Sequence[str] = (),
-    limit: int = SECONDS,
-    kinds: Sequence[str] = (),
-    defaults: bool = False,
+    cache: Path, peers_python: str, names: Sequence[str] = PROGRAMS, limit: int = SECONDS
 ) -> list[str]:
-    made = programs.make(cache, names, kinds)
-    peers: dict[str, tuple[str, ...]] = {THEIRS: ()}
-    if not defaults:
-        peers[NO_ADDRESSES] = ("addr",)
-    shown = [name for name in NAMES if name != NO_ADDRESSES or not defaults]
-    bench = Bench(cache / "diffing", peers_python, limit, peers)
+    bench = Bench(cache / "diffing", peers_python, limit)
     results = []
-    for pair in made.pairs:
+    for pair in pairs(cache, tuple(names), KINDS):
         results.append(bench.judge(pair))
         done = results[-1]
-        print(pair.program, pair.kind, *(f"{k} {v.f1:.3f}" for k, v in done.scores.items()),
+        print(pair.project, pair.kind, *(f"{k} {v.f1:.3f}" for k, v in done.scores.items()),
               flush=True)  # fmt: skip
     return [
         "F1 of functions by the protocol of benchmarks/diffing-protocol.md: both programs "
@@ -277,12 +231,11 @@ def main(
         "the weights of tables of pointers were chosen; the other weights were fitted on none of "
         "these.",
         "",
-        *means(results, shown),
+        *means(results, NAMES),
         "",
-        *table(results, shown),
+        *table(results, NAMES),
         "",
         *details(results),
-        *(f"- Not built: {line}." for line in made.missing),
     ]
 
 
@@ -291,12 +244,6 @@ if __name__ == "__main__":
     parser.add_argument("cache", type=Path)
     parser.add_argument("peers_python")
     parser.add_argument("--limit", type=int, default=SECONDS, help="CPU seconds of qbindiff a pair")
-    parser.add_argument("--kind", action="append", choices=list(programs.WAYS))
-    parser.add_argument("--defaults", action="store_true", help=f"leave out {NO_ADDRESSES}")
-    parser.add_argument("programs", nargs="*")
+    parser.add_argument("programs", nargs="*", default=PROGRAMS)
     chosen = parser.parse_intermixed_args()
-    made = main(
-        chosen.cache, chosen.peers_python, chosen.programs, chosen.limit,
-        chosen.kind or (), chosen.defaults,
-    )  # fmt: skip
-    print("\n".join(made))
+    print("\n".join(main(chosen.cache, chosen.peers_python, chosen.programs, chosen.limit)))

@@ -1,6 +1,6 @@
 """Diffing of large programs: SQLite at two levels, and 50,000 functions against 50,000.
 
-The last are made of copies of git at -O2 and at -O3 (`diffing_programs.py` builds it):
+The last are made of copies of git at -O2 and at -O3, which is built by its own Makefile:
 each copy has strings and large constants of its own, and all else in common with the others, so
 only these, callers, callees and the order of the functions tell copies apart. Symbols say which
 functions are the same; nothing else sees them.
@@ -13,6 +13,7 @@ Each pair is compared in a process of its own, from graph files, several times (
 import argparse
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -23,9 +24,12 @@ from typing import Any
 
 import numpy as np
 
-import diffing_programs as programs
 from function_truth import Score
 from measure import highest, markdown
+from program_pairs import Made, Tree, done, keep
+from programs import run
+from similarity_programs import PROJECTS, build, sources
+from similarity_projects import Project
 from symbol_truth import read_truth
 from tokmill.store.schema import Array
 from tokmill.x86.diff.program_diff import diff_graphs
@@ -37,8 +41,39 @@ MANY = 50_000
 """Functions of the large pair, at least, on each side."""
 LARGE_CONSTANT = 4_096
 """Constants from here on differ between copies: below are sizes, flags and places in structs."""
+GIT = (
+    "NO_GETTEXT", "NO_OPENSSL", "NO_CURL", "NO_EXPAT", "NO_PERL", "NO_PYTHON", "NO_TCLTK",
+)  # fmt: skip
+"""What git is built without."""
 ODD = 0x9E3779B97F4A7C15
 ROUNDS = 5
+
+
+def built(cache: Path, name: str, level: str) -> tuple[Path, Path]:
+    """Return a program of gcc, stripped and with debug information, made where it is not there."""
+    PROJECTS["git"] = Project("git", lambda tree: ())
+    made = Made(cache.resolve() / "similarity")
+    (made.folder / "fetched").mkdir(parents=True, exist_ok=True)
+    tree = sources(name, made)
+    if name == "git":
+        make_git(tree, level, made)
+    else:
+        build(tree, "gcc", level, made)
+    place = f"{tree.name}/gcc-{level}/{name}"
+    return made.folder / "programs" / place, made.folder / "debug" / place
+
+
+def make_git(tree: Tree, level: str, made: Made) -> None:
+    """Build git in a copy of its tree."""
+    if done(tree, "gcc", level, made).exists():
+        return
+    work = made.folder / "work" / f"git-{level}"
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(tree.path, work, symlinks=True)
+    without = [f"{name}=1" for name in GIT]
+    run("make", "-s", "git", "CC=gcc", f"CFLAGS=-{level} -g -w", *without, cwd=work)
+    keep([work / "git"], tree, "gcc", level, made)
+    shutil.rmtree(work)
 
 
 # ---- a program of many copies --------------------------------------------------------------------
@@ -171,14 +206,14 @@ def row(
     """
     folder = cache / "diffing" / "scale"
     folder.mkdir(parents=True, exist_ok=True)
-    built = [programs.build(cache, name, "gcc", level) for level in levels]
-    graphs = [lift(one.bare, facts=True) for one in built]
+    bare, debug = zip(*(built(cache, name, level) for level in levels), strict=True)
+    graphs = [lift(path, facts=True) for path in bare]
     count = -(-least // min(len(graph.function_address) for graph in graphs))
-    names = [names_of(one.debug, graph) for one, graph in zip(built, graphs, strict=True)]
+    names = [names_of(path, graph) for path, graph in zip(debug, graphs, strict=True)]
     a, b = labels(names[0], names[1], count)
     truth = folder / f"{name}-{count}.npz"
     np.savez(truth, a=a, b=b)
-    files = [folder / f"{one.name}-{count}.parquet" for one in built]
+    files = [folder / f"{name}-{level}-{count}.parquet" for level in levels]
     for graph, file in zip(graphs, files, strict=True):
         write_graph(copies(graph, count) if count > 1 else graph, file)
     words = [sys.executable, __file__, "--measure", *files, rounds, truth]

@@ -5,47 +5,48 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import diffing_programs as programs
+from diff_evidence_programs import Pair
 from function_truth import LeftOut, Score
 from measure import markdown
 
 THEIRS, OURS = "qbindiff", "tokmill"
-NO_ADDRESSES = "qbindiff without `addr`"
+TUNED = ("bzip2", "zlib", "lua")
+"""Programs that were looked at while features were chosen; the others are held out."""
 
 
 @dataclass
 class Result:
     """One pair, judged."""
 
-    pair: programs.Pair
+    pair: Pair
     matches: int
+    size: int
+    """Bytes of the larger one of the two stripped files."""
     scores: dict[str, Score] = field(default_factory=dict)
     """Contestant → its functions; one that gave no answer is not there."""
     seconds: dict[str, float] = field(default_factory=dict)
     """CPU seconds after lifting."""
     peak: int = 0
-    """Of qbindiff, with its defaults."""
-    failed: dict[str, str] = field(default_factory=dict)
+    """Of qbindiff."""
+    failed: str = ""
+    """Why qbindiff gave no answer."""
     left_out: LeftOut = field(default_factory=LeftOut)
-    sizes: tuple[int, int] = (0, 0)
-    """Bytes of the two stripped files."""
 
 
 def table(results: Sequence[Result], names: Sequence[str]) -> list[str]:
     rows = []
     for one in results:
-        absent = {name: "no answer" if name in one.failed else "–" for name in names}
-        cells = absent | {name: f"{score.f1:.3f}" for name, score in one.scores.items()}
-        pair = f"{one.pair.program}{'' if one.pair.held_out else ' *'} {one.pair.kind}"
-        size = f"{max(one.sizes) >> 10:,}"
-        rows.append([pair, f"{one.matches:,}", size, *(cells[name] for name in names)])
+        cells = {name: f"{score.f1:.3f}" for name, score in one.scores.items()}
+        pair = f"{one.pair.project}{' *' if one.pair.project in TUNED else ''} {one.pair.kind}"
+        f1 = [cells.get(name, "no answer") for name in names]
+        rows.append([pair, f"{one.matches:,}", f"{one.size >> 10:,}", *f1])
     return markdown(["pair", "functions", "KiB", *names], rows)
 
 
 def means(results: Sequence[Result], names: Sequence[str]) -> list[str]:
     """Return mean F1 by kind of pair, over held-out programs and over all."""
     rows = []
-    held_out = [one for one in results if one.pair.held_out]
+    held_out = [one for one in results if one.pair.project not in TUNED]
     kinds = list(dict.fromkeys(one.pair.kind for one in results))
     for title, some in (("held out", held_out), ("all", results)):
         for kind in kinds:
@@ -55,11 +56,11 @@ def means(results: Sequence[Result], names: Sequence[str]) -> list[str]:
 
 
 def mean(title: str, results: Sequence[Result], names: Sequence[str]) -> list[list[str]]:
-    """Return the row of the pairs that qbindiff has answered by its defaults.
+    """Return the row of the pairs that qbindiff has answered.
 
     If some it has not, a second row has all pairs, where no answer counts as an F1 of 0.
     """
-    whole = [one for one in results if THEIRS in one.scores]
+    whole = [one for one in results if not one.failed]
     rows = [_row(title, whole, names)] if whole else []
     if len(whole) < len(results):
         rows.append(_row(f"{title}, no answer = 0", results, names))
@@ -67,17 +68,14 @@ def mean(title: str, results: Sequence[Result], names: Sequence[str]) -> list[li
 
 
 def _row(title: str, results: Sequence[Result], names: Sequence[str]) -> list[str]:
-    found = {}
-    for name in names:
-        # What was not tried on all of these has no mean that can be compared.
-        if all(name in one.scores or name in one.failed for one in results):
-            scores = [one.scores[name].f1 if name in one.scores else 0.0 for one in results]
-            found[name] = statistics.mean(scores)
-    cells = [f"{found[name]:.3f}" if name in found else "–" for name in names]
+    found = {
+        name: statistics.mean(one.scores[name].f1 if name in one.scores else 0.0 for one in results)
+        for name in names
+    }
     # A limit of ours is no measure of how much better an answer is.
-    ended = all(THEIRS in one.scores for one in results)
+    ended = not any(one.failed for one in results)
     gain = f"{found[OURS] - found[THEIRS]:+.3f}" if ended else "–"
-    return [title, str(len(results)), *cells, gain]
+    return [title, str(len(results)), *(f"{found[name]:.3f}" for name in names), gain]
 
 
 def details(results: Sequence[Result]) -> list[str]:
@@ -92,16 +90,16 @@ def details(results: Sequence[Result]) -> list[str]:
             f"{max(ours):.1f} and {max(theirs):.1f}); qbindiff's largest resident memory "
             f"{max(one.peak for one in timed) / 2**20:,.0f} MiB."
         )
-    failed = [one for one in results if THEIRS in one.failed]
+    failed = [one for one in results if one.failed]
     if failed:
         seconds = [one.seconds[OURS] for one in failed]
         lines.append(
             f"qbindiff gave no answer for {len(failed)} of {len(results)} pairs; tokmill took "
             f"{min(seconds):.1f} to {max(seconds):.1f} CPU seconds for each of these."
         )
-    for one in results:
-        for name, why in one.failed.items():
-            lines.append(f"- {name}, {one.pair.program} {one.pair.kind}: {why}.")
+        lines += [
+            f"- {THEIRS}, {one.pair.project} {one.pair.kind}: {one.failed}." for one in failed
+        ]
     left: dict[str, Counter[str]] = {"A": Counter(), "B": Counter()}
     for one in results:
         left["A"] += one.left_out.a

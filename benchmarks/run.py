@@ -14,7 +14,6 @@ import diffing
 import feed_batches
 import jsonl_store
 import lifting
-import masked_head
 import policies
 import sampling
 import sampling_cpi
@@ -74,7 +73,6 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
             lambda: sampling_cpi.main(cache / "profiles"),
         ),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
-        "masked": ("Masked language modelling", masked_head.main),
         "schedules": (
             "Schedules: PPO beside searches",
             lambda: schedules.main(cache),

@@ -26,7 +26,7 @@ import tokmill
 from measure import markdown
 from profiles import MAWK, MAWK_END, Inputs
 from tokmill.bbv.points.executions import read_executions, untrained
-from tokmill.bbv.points.shared_points import Shared, shared_points
+from tokmill.bbv.points.shared_points import Row, shared_points
 from tokmill.bbv.traces.addresses import read_maps
 from tokmill.bbv.traces.profile import Asked, profile
 from tokmill.builds.plan import How
@@ -39,7 +39,7 @@ QUIET = How(quiet=True)
 SEEDS, STEPS, POINTS = 3, 300, (12, 30)
 LIBRARY = "program ~ ^(libc|ld-linux)"
 """What the model of blocks reads."""
-HEAD = ("", "points", "shared", "largest", "speed-up", "nothing simulated")
+HEAD = ("", "points", "shared", "nothing simulated")
 
 
 def commands(inputs: Inputs) -> dict[str, dict[str, list[str]]]:
@@ -133,60 +133,30 @@ def lengths_one(vectors: np.ndarray) -> np.ndarray:
 
 def section(folder: Path, store: Store) -> list[str]:
     known = read_executions(store)
-    found = []
     plain = untrained(store, known)
+    found = []
     for count in POINTS:
-        learned: list[list[tuple[Any, Shared]]] = []
+        learned: list[list[Row]] = []
         for seed in range(SEEDS):
             rows = []
             for number, program in enumerate(known.names):
                 vectors = signatures(folder, store, program, seed)[known.records]
                 points = shared_points(known, lengths_one(vectors), count, seed=seed)
-                rows.append((points.rows[number], points))
+                rows.append(points.rows[number])
             learned.append(rows)
-        by_mix = [shared_points(known, plain, count, seed=seed) for seed in range(SEEDS)]
-        found += _rows(count, learned, by_mix)
-        split = shared_points(known, plain, max(1, count // len(known.names)), seed=0)
-        found += [_alone(by_mix[0], count), _alone(split, count // len(known.names))]
-    constant = np.mean([abs(row.constant) for row in split.rows])
-    found.append(["mean CPI of the others", "0", "–", "–", "–", f"{constant:.1%}"])
+        by_mix = [shared_points(known, plain, count, seed=seed).rows for seed in range(SEEDS)]
+        for name, seeds in (("features without training", by_mix), ("learned signatures", learned)):
+            shared = [np.mean([abs(row.shared) for row in rows]) for rows in seeds]
+            nothing = [np.mean([abs(row.held_out) for row in rows]) for rows in seeds]
+            found.append([name, f"{count} for all", _range(shared), _range(nothing)])
+        each = count // len(known.names)
+        alone = [abs(row.simpoint) for row in shared_points(known, plain, each, seed=0).rows]
+        found.append(["SimPoint", f"{each} for each program", f"{np.mean(alone):.1%}", "–"])
     return [
         f"{len(known.names)} programs, {len(known.cpi):,} intervals, {known.left_out} left out.",
         "",
         *markdown(HEAD, found),
     ]
-
-
-def _rows(
-    count: int, learned: list[list[tuple[Any, Shared]]], by_mix: list[Shared]
-) -> list[list[str]]:
-    """Return the lines of shared points: errors of each seed, then their mean and range."""
-    found = []
-    both = {
-        "signatures, program not learned from": [
-            ([row for row, _ in rows], [one.speed_up for _, one in rows]) for rows in learned
-        ],
-        "untrained: mix, miss rates, page faults": [(one.rows, [one.speed_up]) for one in by_mix],
-    }
-    for name, seeds in both.items():
-        means = [np.mean([abs(row.shared) for row in rows]) for rows, _ in seeds]
-        largest = [max(abs(row.shared) for row in rows) for rows, _ in seeds]
-        nothing = [np.mean([abs(row.held_out) for row in rows]) for rows, _ in seeds]
-        speed = np.mean([number for _, speeds in seeds for number in speeds])
-        found.append([
-            name, f"{count} for all", _range(means), _range(largest), f"{speed:,.0f}",
-            _range(nothing),
-        ])  # fmt: skip
-    return found
-
-
-def _alone(found: Shared, count: int) -> list[str]:
-    """Return the line of points for each program alone."""
-    errors = [abs(row.simpoint) for row in found.rows]
-    return [
-        "SimPoint, each program alone", f"{count} for each", f"{np.mean(errors):.1%}",
-        f"{max(errors):.1%}", f"{found.speed_up_alone:,.0f}", "–",
-    ]  # fmt: skip
 
 
 def _range(values: list[Any]) -> str:
@@ -205,7 +175,7 @@ def main(cache: Path, small: bool) -> list[str]:
     return [
         f"{', '.join(programs)} on three inputs each; the signature of a program's intervals was "
         f"learned from the other two ({STEPS} steps, {SEEDS} seeds: mean and range). Errors of the "
-        "measured CPI: mean and largest of the programs. *Nothing simulated*: points of the other "
+        "measured CPI: mean of the programs. *Nothing simulated*: points of the other "
         "programs alone.",
         "",
         *section(folder, store),

@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     select(functions, folder / "val", of_projects(VAL), NAMED)
     select(functions, folder / "evaluated", "compiler ~ ^gcc")
     for seed in seeds:
-        train(folder / "learn", folder / "val", folder / str(seed), seed, ())
+        train(folder / "learn", folder / "val", folder / str(seed), seed)
     choices = {
         folder / split: Choice(rows=ROWS, projects=projects, pools=POOLS)
         for split, projects in ASKED.items()

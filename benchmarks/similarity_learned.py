@@ -10,8 +10,7 @@ Of the stores that `similarity_stores.py` froze, below CACHE/similarity:
 The weights of the sums are written only with `--weights FILE`. Runs that are there are kept; at the
 end all that was found is printed.
 
-    python benchmarks/similarity_learned.py CACHE [--small] [--seed 0 …] [--weights FILE]
-        [--set run.steps=300]
+    python benchmarks/similarity_learned.py CACHE [--seed 0 …] [--weights FILE]
 """
 
 import argparse
@@ -85,13 +84,13 @@ def select(source: Path, out: Path, *where: str) -> None:
         tokmill.build("select", source, out, where=where, how=How(quiet=True))
 
 
-def train(data: Path, val: Path, out: Path, seed: int, keys: Sequence[str]) -> None:
+def train(data: Path, val: Path, out: Path, seed: int) -> None:
     """Train one run, where there is none that was finished."""
     if (out / "finished").exists():
         return
     shutil.rmtree(out, ignore_errors=True)
-    sets = [w for k in (f"run.seed={seed}", f"data.seed={seed}", *keys) for w in ("--set", k)]
-    run("train", RECIPE, "--data", data, "--val", val, "-o", out, *sets)
+    seeds = ("--set", f"run.seed={seed}", "--set", f"data.seed={seed}")
+    run("train", RECIPE, "--data", data, "--val", val, "-o", out, *seeds)
     (out / "finished").touch()
 
 
@@ -183,29 +182,25 @@ def main(arguments: Sequence[str]) -> int:
     """Learn with each seed, learn the weights of sums if asked, and print recall@1."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("cache", type=Path)
-    parser.add_argument("--small", action="store_true")
     parser.add_argument("--seed", type=int, action="append")
     parser.add_argument("--weights", type=Path)
-    parser.add_argument("--set", dest="keys", action="append", default=[], metavar="KEY=VALUE")
     chosen = parser.parse_args(arguments)
-    folder = chosen.cache.resolve() / ("similarity-small" if chosen.small else "similarity")
+    folder = chosen.cache.resolve() / "similarity"
     place, seeds = folder / "learned", chosen.seed or [0, 1, 2]
     begin(folder, place)
     learn = place / "learn"
     select(folder / "train", learn, f"length >= {LEAST}")
     if chosen.weights:
         select(learn, place / "half", of_projects(halves(folder)[0]))
-        train(place / "half", folder / "val", place / "part", 0, chosen.keys)
+        train(place / "half", folder / "val", place / "part", 0)
         chosen.weights.write_text(learn_weights(folder, folder / "graphs", place))
     for seed in seeds:
-        train(learn, folder / "val", place / str(seed), seed, chosen.keys)
+        train(learn, folder / "val", place / str(seed), seed)
     select(folder / "functions", place / "evaluated", LEVELS)
     store = Store(place / "evaluated")
     there = functions_of(store).names["project"].names
     queries = tuple(name for name in splits()["test"] if name in there)
-    # Of the small programs none has two such levels.
-    rows = ROWS[:1] if chosen.small else ROWS
-    choice = Choice(rows=rows, projects=queries, pools=POOLS)
+    choice = Choice(rows=ROWS, projects=queries, pools=POOLS)
     evaluate(store, folder / "graphs", place, seeds, {place: choice})
     print("\n".join(table(place)))
     return 0

@@ -15,6 +15,7 @@ out are also compiled by an older compiler that no other project sees (`OLDER`).
 """
 
 import argparse
+import random
 import shutil
 import sys
 import tomllib
@@ -32,6 +33,8 @@ SPLITS = Path(__file__).with_name("similarity_splits.toml")
 FIRST = (("gcc", "O0"), ("gcc", "O3"), ("gcc", "Os"), ("clang", "O0"), ("clang", "O3"))
 """Ways in which a function is learned from first."""
 SMALL_WAYS = (("gcc", "O0"), ("gcc", "O3"), ("clang", "O2"))
+SEED = 1
+"""Of the order of linking."""
 EMPTY_MAIN = "int main(void) { return 0; }\n"
 
 
@@ -79,7 +82,11 @@ def write_made(project: Project, tree: Path, folder: Path) -> None:
 
 
 def build(tree: Tree, compiler: str, level: str, made: Made) -> None:
-    """Compile one project in one way, where that was not done; `Failed` names the log."""
+    """Compile one project in one way, where that was not done; `Failed` names the log.
+
+    Objects are linked in the order of the names of their sources; if the level ends with
+    `_shuffled`, in another.
+    """
     if done(tree, compiler, level, made).exists():
         return
     project = PROJECTS[tree.project]
@@ -89,9 +96,12 @@ def build(tree: Tree, compiler: str, level: str, made: Made) -> None:
     files = sorted(project.files(tree.path))
     if project.library:
         files.append(folder / "main.c")
+    optimisation, _, order = level.partition("_")
+    if order:
+        random.Random(SEED).shuffle(files)
     flags = [flag.format(tree=tree.path, made=folder) for flag in project.flags]
     # Debug information names the sources by their place below those of the project.
-    words = (f"-{level}", "-g", "-w", f"-ffile-prefix-map={tree.path}={tree.name}", *flags)
+    words = (f"-{optimisation}", "-g", "-w", f"-ffile-prefix-map={tree.path}={tree.name}", *flags)
     if not compiler.startswith("clang"):
         # Where variables lie is in no graph, and takes gcc a fifth of its time.
         words = (*words, "-fno-var-tracking")

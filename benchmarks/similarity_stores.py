@@ -85,16 +85,16 @@ def name_functions(folder: Path) -> None:
             write_graph(graph, path, about.digest, about.lifter)
 
 
-def make(folder: Path, workers: int) -> dict[str, Any]:
+def make(folder: Path) -> dict[str, Any]:
     """Make graphs and stores; return what is frozen of them."""
-    report = lift_files([str(folder / "programs")], folder / "graphs", workers=workers, quiet=False)
+    report = lift_files([str(folder / "programs")], folder / "graphs", workers=1, quiet=False)
     print(f"graphs: {report.made:,} made, {report.kept:,} kept, {len(report.refusals)} refused")
     for one in report.refusals:
         print(f"  {one.program}: {one.refused}")
     name_functions(folder)
     tokmill.build(
         "x86", folder / "graphs", folder / "functions", layout=LAYOUT,
-        how=How(yes=True, amount=Amount(workers=workers)),
+        how=How(yes=True, amount=Amount(workers=1)),
     )  # fmt: skip
     stores = {split: select(folder, split, projects_of(split)) for split in STORES}
     return {
@@ -131,7 +131,6 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("cache", type=Path)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--freeze", action="store_true", help="make the splits anew")
-    parser.add_argument("--workers", type=int, default=1)
     chosen = parser.parse_args(arguments)
     folder = chosen.cache.resolve() / ("similarity-small" if chosen.small else "similarity")
     list_file = folder / "frozen.json"
@@ -149,7 +148,7 @@ def main(arguments: Sequence[str]) -> int:
             print(f"{programs - frozen['programs']} programs are newer: --freeze takes them in")
         return 0
     try:
-        frozen = make(folder, chosen.workers)
+        frozen = make(folder)
     except TokmillError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return 1

@@ -57,9 +57,7 @@ def rate(times: list[float], setting: Setting) -> float:
 def tokmill(folder: Path, setting: Setting) -> dict[str, Any]:
     """Train with tokmill; its times are those of metrics.jsonl."""
     from tokmill import train
-    from tokmill.models.rwkv import wkv7
 
-    wkv7.HAS_FLA &= setting.get("fla", True)
     dim, length = setting["dim"], setting["length"]
     models: dict[str, dict[str, Any]] = {
         "next_token": {"norm": "layer", "position": "learned", "context": length,
@@ -211,8 +209,7 @@ def contestants(nano: str) -> list[tuple[str, Setting]]:
     programs = [("tokmill", gpt), ("Trainer", gpt)]
     if nano:
         programs.append(("nanoGPT", gpt | {"nanogpt": nano}))
-    programs += [("tokmill", RWKV), ("tokmill", RWKV | {"fla": False})]
-    programs += [("tokmill", bert), ("Trainer", bert)]
+    programs += [("tokmill", RWKV), ("tokmill", bert), ("Trainer", bert)]
     return [
         (program, {**setting, "compile": compiled})
         for compiled in (True, False)
@@ -246,9 +243,8 @@ def main(folder: Path, nano: str = "") -> None:
         if "error" in found:
             print("\n".join(found["error"]), flush=True)
             continue
-        kind = setting["kind"] if setting.get("fla", True) else "rwkv7, chunked"
         print(
-            f"| {program} | {kind} | {'yes' if setting['compile'] else 'no'} | "
+            f"| {program} | {setting['kind']} | {'yes' if setting['compile'] else 'no'} | "
             f"{found['rate']:,.0f} | {found['mfu']:.2f} | {found['gib']:.1f} | "
             f"{found['loss']:.3f} |",
             flush=True,

@@ -1,6 +1,6 @@
-"""Match two `.BinExport` files by qbindiff, with its default features or without some.
+"""Match two `.BinExport` files by qbindiff with its default features.
 
-    python qbindiff_peer.py PARENT A B SEED [FEATURE THAT IS LEFT OUT …]
+    python qbindiff_peer.py PARENT A B SEED
 
 PARENT is the number of the process that starts it: when that one ends, this one does too.
 Prints JSON: pairs of addresses, CPU seconds (imports left out) and the largest resident bytes.
@@ -26,7 +26,7 @@ def end_with(parent: int) -> None:
         sys.exit("the benchmark has ended")
 
 
-def main(parent: str, a: str, b: str, seed: str, *without: str) -> None:
+def main(parent: str, a: str, b: str, seed: str) -> None:
     end_with(int(parent))
     warnings.simplefilter("ignore")
     import numpy as np
@@ -40,8 +40,7 @@ def main(parent: str, a: str, b: str, seed: str, *without: str) -> None:
     started = time.process_time()
     diff = QBinDiff(*(Program(path, loader=LoaderType.binexport) for path in (a, b)))
     for feature in DEFAULT_FEATURES:
-        if feature.key not in without:
-            diff.register_feature_extractor(feature, 1.0)
+        diff.register_feature_extractor(feature, 1.0)
     diff.process()
     pairs = [[one.primary.addr, one.secondary.addr] for one in diff.compute_matching()]
     print(

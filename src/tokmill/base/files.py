@@ -71,7 +71,6 @@ def _on_disk(path: Path) -> None:
 
 
 def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
-    """Return the `MachineError` of an `OSError`."""
     hints = HINTS | {
         errno.ENOENT: "it is not there: was it moved or removed?",
         errno.ENOTDIR: "a part of the path is a file, not a folder",
@@ -395,7 +394,6 @@ def still_at(handle: BinaryIO | FileIO, path: Path) -> bool:
 
 
 def sha256_file(path: Path) -> str:
-    """Return the sha256 of a file as hex."""
     with reading(path) as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

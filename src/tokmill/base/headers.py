@@ -138,12 +138,7 @@ def tensor_header(handle: IO[bytes] | io.BufferedIOBase, size: int) -> TensorHea
 
 
 def read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Return (bytes of the header, tensor → `dtype`, `shape`, `data_offsets`) of safetensors.
-
-    Raises:
-        ValueError: the file is no such file, or damaged.
-        MachineError: it cannot be read.
-    """
+    """Return (bytes of the header, tensor → `dtype`, `shape`, `data_offsets`) of safetensors."""
     with reading(path) as handle:
         size = handle.seek(0, 2)
         handle.seek(0)

@@ -38,7 +38,6 @@ def follow(program: Program, rows: Array, begun: Array, taken: Array | None) -> 
     """Return the blocks through which some blocks that ran go.
 
     Args:
-        program: the program in which they ran.
         rows: (n,) the row of `program` in which each begins.
         begun: (n,) whether it begins where that row begins; others stay in their row.
         taken: (rows of the program,) whether another block that ran begins there, where the blocks

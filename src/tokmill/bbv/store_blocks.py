@@ -63,10 +63,7 @@ class Blocks(NamedTuple):
 
 @lru_cache(maxsize=2)
 def read_blocks(path: str, fingerprint: str) -> Blocks:
-    """Return the blocks of a store; cached by the fingerprint, which it must have.
-
-    Raises `TokmillError` if it is no store of blocks.
-    """
+    """Return the blocks of a store; cached by the fingerprint, which it must have."""
     store = Store(path)
     if store.fingerprint != fingerprint:
         raise TokmillError(

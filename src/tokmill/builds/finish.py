@@ -47,14 +47,7 @@ HEAD = 1 << 12
 def hint_of_source(
     kind: type[Source], config: Any, paths: Sequence[str], why: Mapping[str, int]
 ) -> str:
-    """Return the source's hint for inputs that gave no record, or very few; "" if it has none.
-
-    Args:
-        kind: class of the source, with `hints` and `why_nothing`.
-        config: its options.
-        paths: the first files.
-        why: reason → number of records left out.
-    """
+    """Return the source's hint for inputs that gave no record, or very few; "" if it has none."""
     reason = max(why, key=lambda reason: why[reason], default="")
     if reason in kind.explained:
         advice: str = kind.why_nothing(config, paths)

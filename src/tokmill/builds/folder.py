@@ -213,10 +213,7 @@ def given_up(out: Path) -> Iterator[None]:
 
 
 def place_plan(out: Path, prepared: Prepared, how: How) -> None:
-    """Compare the plan with the store's old one, then write it with its vocabularies.
-
-    Raises `TokmillError` for another recipe, or for changed inputs without `how.yes`.
-    """
+    """Compare the plan with the store's old one, then write it with its vocabularies."""
     plan, stamps = prepared.plan, stamps_of(prepared.planned)
     shards = (path.name for path in out.glob(f"shards/*{SUFFIX}"))
     if (out / layout.PLAN).exists() or any(map(SHARD_FILE.fullmatch, shards)):
@@ -316,7 +313,6 @@ def write_if_different(path: Path, data: bytes) -> bool:
 STAMPS = "cache/stamps.jsonl"
 
 Stamp = tuple[int, ...]
-"""A result of `stamp`."""
 
 
 class _Line(msgspec.Struct, frozen=True, array_like=True):

@@ -252,10 +252,7 @@ WORKER_BYTES = 260 << 20
 
 
 def choose(amount: Amount, shards: int) -> tuple[int, Resources]:
-    """Return (workers, resources) for a number of shards; 0 workers: in this process.
-
-    Raises `UsageError` if the memory is too small for one worker.
-    """
+    """Return (workers, resources) for a number of shards; 0 workers: in this process."""
     resources = Resources(engine=amount.engine, block_bytes=BLOCK_BYTES[amount.preset])
     cores = len(os.sched_getaffinity(0))
     workers = amount.workers

@@ -170,11 +170,6 @@ def with_lists(inputs: Sequence[str] | None, lists: Sequence[str] | None) -> lis
 
     Blank lines and lines that begin with # are ignored. A relative path in a list is relative to
     its folder; in one that is piped in (`-`), to the working directory.
-
-    Raises:
-        TokmillError: a path does not exist, or a list names none.
-        UsageError: - is named twice.
-        MachineError: a list cannot be read.
     """
     result = list(inputs or ())
     if [*result, *(lists or ())].count("-") > 1:

@@ -270,7 +270,6 @@ class WholeFiles(Source):
         """Yield the records of an item; which of them end a part is decided here."""
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the records of an item, without those of parts that are done."""
         if not item.parts_done:
             self._hash(item, digest)
         part = size = 0
@@ -328,7 +327,6 @@ class GatheredFiles(Source):
             yield Item(file.name, str(file.path.absolute()), 0, file.size, file.digest)
 
     def read(self, item: Item, digest: Hash) -> Iterator[Records]:
-        """Yield the records of a file, without those of parts that are done."""
         gathered, part = self.gather(Path(item.path)), 0
         with reading(item.path) as raw:
             for position in chain(gathered.positions(), [item.stop]):

@@ -320,11 +320,9 @@ class Tuples(Rows):
         return linked(count, *links)
 
     def sizes(self, entries: Array) -> Array:
-        """Return how many rows each entry has."""
         return self.records(entries)[0]
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return one span for each row of some entries (the epoch does not matter)."""
         records, offsets = self.records(rows)[1], self.store.offsets()
         stop = np.minimum(offsets[records + 1] - offsets[records], self.length)
         nothing = np.zeros_like(records)

@@ -314,7 +314,6 @@ class Packed(Rows):
         return int(self._row_begins[-1])
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return the spans of the given rows."""
         group, number, is_window = self._find(rows)
         at = np.flatnonzero(is_window)
         place, window = self._window(number[at])

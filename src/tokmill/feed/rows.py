@@ -148,7 +148,6 @@ class Windows(Rows):
         return int(self.firsts[-1])
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return the spans of the given rows (the epoch does not matter)."""
         windows = self._numbering.in_store_order(np.asarray(rows, np.int64))
         if self.across:
             return ribbon_spans(self.offsets, windows * self.step, self.length)
@@ -222,7 +221,6 @@ class Stream(Rows):
         return self.store.tokens // self.length
 
     def spans(self, rows: Array, epoch: int = 0) -> Spans:
-        """Return the spans of the given rows."""
         places = self.store.tokens - self.length + 1
         starts = key(self.seed, epoch, np.asarray(rows, np.uint64)) % np.uint64(places)
         return ribbon_spans(self.offsets, starts.astype(np.int64), self.length)

@@ -41,7 +41,6 @@ class TableFile:
     """The groups of rows of one file: row groups of Parquet, record batches of Arrow."""
 
     schema: Any
-    """The Arrow schema."""
     rows: list[int]
     """Number of rows of each group."""
 
@@ -95,10 +94,7 @@ class TableFile:
             yield batch, starts, (row - first) / max(1, last - first)
 
     def batches(self, groups: Sequence[int], names: Sequence[str], most: int) -> Iterator[Any]:
-        """Yield the named columns of some groups, in record batches of about `most` bytes.
-
-        Raises `TokmillError` if the file is damaged, or a batch takes too much memory.
-        """
+        """Yield the named columns of some groups, in record batches of about `most` bytes."""
         steps = self._batches([i for i in groups if i < len(self.rows)], list(names), most)
         try:
             while True:

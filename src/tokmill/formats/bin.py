@@ -212,10 +212,7 @@ class Ids:
         return np.frombuffer(read_exactly(self.file, start, stop, self.path), self.dtype)
 
     def behind(self, place: int, separator: int) -> int:
-        """Return the place after the first separator at or after `place`; without one the end.
-
-        Raises `TokmillError` if there is none within 64 MiB, but more ids follow.
-        """
+        """Return the place after the first separator at or after `place`; without one the end."""
         at = place
         limit = min(self.tokens, place + MAX_RECORD // self.dtype.itemsize)
         while at < limit:

@@ -70,7 +70,6 @@ class Checked(msgspec.Struct, frozen=True):
     files: int
     bytes: int
     exports: list[str]
-    """Kinds of the exports."""
     problems: list[Problem]
 
     @property
@@ -194,10 +193,7 @@ def exporting(
 
 
 def write_noted(folder: Path, name: str, kind: str, files: Mapping[str, bytes | str]) -> list[Path]:
-    """Write files whose names tokmill chooses, with a note called `name`.
-
-    Raises `UsageError` if one would replace a file that no note names.
-    """
+    """Write files whose names tokmill chooses, with a note called `name`."""
     data = {inside(folder, file): text for file, text in files.items()}
     with writing(inside(folder, name)):
         export = Export(folder, name, kind, canonical_digest([kind, name]))
@@ -328,10 +324,7 @@ def blocks(store: Store, name: str, tokens: int = BLOCK) -> Iterator[tuple[Array
 
 
 def pieces(store: Store, name: str, dtype: np.dtype[Any]) -> Iterator[Array]:
-    """Yield all ids of a column in order and in `dtype`, about a million at a time.
-
-    Raises `TokmillError` for an id that `dtype` does not hold.
-    """
+    """Yield all ids of a column in order and in `dtype`, about a million at a time."""
     most = np.iinfo(dtype).max
     for ids, _, _, _ in blocks(store, name):
         for start in range(0, len(ids), BLOCK):

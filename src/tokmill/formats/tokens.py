@@ -45,10 +45,7 @@ class TokenSource(Source):
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return the tokenizer, if one is named, as the vocabulary `token`.
-
-        Raises `UsageError` when `vocab_size` contradicts it, or roles stand without a tokenizer.
-        """
+        """Return the tokenizer, if one is named, as the vocabulary `token`."""
         if request.tokenizer is None:
             if request.roles:
                 raise UsageError(
@@ -94,10 +91,7 @@ class TokenSource(Source):
         """Return the store's dtype for ids of the files' own width."""
 
     def checked(self, ids: Array, place: Callable[[int], str]) -> Array:
-        """Return ids in the store's dtype; `place` returns the place of the i-th id for errors.
-
-        Raises `TokmillError` for an id below 0, or outside the vocabulary or the store's dtype.
-        """
+        """Return ids in the store's dtype; `place` returns the place of the i-th id for errors."""
         target = self.schema["token"].numpy()
         limit = self.size or 1 << (8 * target.itemsize)
         signed = ids.dtype.kind == "i"

@@ -47,7 +47,6 @@ class Predictions:
     """The classes of N records."""
 
     names: tuple[str, ...]
-    """Names of the C classes."""
     keys: dict[str, list[Any]]
     """What identifies a record: `record`, its number from 0; `line` of a file of text, from 1; the
     columns of strings of the store."""

@@ -104,7 +104,6 @@ class MlirSource(WholeFiles):
             )  # fmt: skip
 
     def batches(self, item: Item) -> Iterator[Records]:
-        """Yield the operations of a module; one that cannot be read is a reject."""
         seen: set[bytes] = set()
         request: dict[str, Any] = {"where": path_to_text(item.path), "seed": self.config.seed}
         records = 0

@@ -79,10 +79,7 @@ def modules_of(config: TrainConfig) -> tuple[list[Problem], list[Problem]]:
 def facts(
     config: TrainConfig, learned: Sequence[Problem], held_out: Sequence[Problem]
 ) -> dict[str, Any]:
-    """Return what is known of a training before it begins: names and numbers; shares are floats.
-
-    Raises `UsageError` if a sequence of tokens has no room for one of the modules.
-    """
+    """Return what is known of a training before it begins: names and numbers; shares are floats."""
     model, task = config.model, config.task
     result = {
         "modules_to_learn_from": len(learned),

@@ -67,10 +67,7 @@ def evaluate(
     fingerprint: str = "",
     quiet: bool = True,
 ) -> Evaluation:
-    """Return what methods reach on functions that were compiled in several ways.
-
-    Raises `TokmillError` where there is no pair, `UsageError` for two methods of one name.
-    """
+    """Return what methods reach on functions that were compiled in several ways."""
     names = [one.name for one in methods]
     if twice := next((name for name in names if names.count(name) > 1), ""):
         hint = "give the file of vectors, or the folder of the run, another name"

@@ -39,7 +39,6 @@ class IndexFacts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     store: str
     """The store's folder, relative to that of the index."""
     fingerprint: str
-    """Fingerprint of the store."""
     records: int
 
 
@@ -108,10 +107,7 @@ def is_index(path: Path) -> bool:
 
 
 def read_index(path: Path) -> tuple[IndexFacts, Array]:
-    """Return what an index says of itself, and its vectors (n, d) f4 of length 1 or 0, mapped.
-
-    Raises `TokmillError` if the file is none, is of another version, or is damaged.
-    """
+    """Return what an index says of itself, and its vectors (n, d) f4 of length 1 or 0, mapped."""
     if not is_index(path):
         what = "this is no index" if path.exists() else "there is no such index"
         raise TokmillError(what, where=str(path), hint="`tokmill similarity index` makes one")
@@ -144,14 +140,7 @@ def check_place(path: Path) -> None:
 
 
 def write_index(path: Path, store: Store, matrix: Array, *, of: str) -> IndexFacts:
-    """Write an index of a store's records, atomically; equal vectors give equal bytes.
-
-    Args:
-        path: the file; an index that stands there is replaced.
-        store: whose records the rows are of.
-        matrix: (records, d), a row a record, finite.
-        of: what the vectors are.
-    """
+    """Write an index of a store's records, atomically; equal vectors give equal bytes."""
     check_place(path)
     make_folder(path.absolute().parent)
     facts = IndexFacts(

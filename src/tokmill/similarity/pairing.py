@@ -174,10 +174,7 @@ def _first(
 
 
 def of_projects(functions: Functions, tasks: list[Task], projects: Sequence[str]) -> list[Task]:
-    """Return tasks whose queries are of some projects; all others stay as negatives.
-
-    Raises `UsageError` for a project that there is not.
-    """
+    """Return tasks whose queries are of some projects; all others stay as negatives."""
     projects_of = functions.names["project"].names
     for name in projects:
         if name not in projects_of:

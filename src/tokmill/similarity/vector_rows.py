@@ -125,10 +125,7 @@ def ranks(
 
 
 def check_matrix(matrix: Array, rows: int, where: str) -> None:
-    """Refuse vectors that are not numbers, not finite, or not as many as there should be.
-
-    Raises `TokmillError` that names the first such row.
-    """
+    """Refuse vectors that are not numbers, not finite, or not as many as there should be."""
     if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
         raise TokmillError(
             f"dtype {matrix.dtype} and shape {matrix.shape} are no vectors",

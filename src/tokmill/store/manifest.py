@@ -116,7 +116,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     places: Places | UnsetType = UNSET
     """The unit of the column `start`, if it is not bytes."""
     inputs_sha256: str
-    """sha256 of `inputs.jsonl`."""
 
     def inputs(self) -> list[str]:
         return [path_from_text(root) for root in self.roots]

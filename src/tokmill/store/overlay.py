@@ -84,12 +84,7 @@ def vector_column(overlay: Store) -> str:
 
 
 def open_overlay(base: Store, name: str) -> Store:
-    """Open an overlay of a store.
-
-    Raises:
-        TokmillError: no overlay has this name, it is not complete, its base has changed, or it
-            has a column that `base` has already.
-    """
+    """Open an overlay of a store."""
     path = overlay_path(base.path, name)
     names = overlay_names(base.path)
     if name not in names:

@@ -63,13 +63,7 @@ class Pushed(msgspec.Struct, kw_only=True):
 
 
 def push(store: Path | str, address: str, advance: Advance = lambda size: None) -> Pushed:
-    """Publish a finished store, with its finished overlays, at an address.
-
-    Raises:
-        UsageError: this is no address that can be written.
-        TokmillError: another store, or another file, stands there; or the store is not finished.
-        MachineError: the server does not answer, or refuses.
-    """
+    """Publish a finished store, with its finished overlays, at an address."""
     where = remote.target_of(address)
     opened = Store(store)
     if opened.remote is not None or opened.partial:
@@ -155,14 +149,7 @@ def _push_files(store: Store, prefix: str, to: Sending) -> None:
 
 
 def pull(address: str, out: Path, advance: Advance = lambda size: None) -> Store:
-    """Copy the store at an address, with its overlays, into a folder, and return it.
-
-    Raises:
-        UsageError: this is no address.
-        TokmillError: there is no store; the folder holds something else; a file is not what the
-            store says of it.
-        MachineError: the server does not answer, or the disk has no room.
-    """
+    """Copy the store at an address, with its overlays, into a folder, and return it."""
     source = address_of(address)
     if not source:
         raise UsageError("this is no address", where=str(address), hint="such as s3://BUCKET/NAME")

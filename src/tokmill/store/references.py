@@ -19,10 +19,7 @@ from tokmill.store.store import Store
 
 
 def reference_to(path: Path | str) -> Reference:
-    """Return the reference to a store, with an absolute path.
-
-    Raises `TokmillError` if there is no store, or its build has not finished.
-    """
+    """Return the reference to a store, with an absolute path."""
     store = Store(path).whole()
     place = path_to_text(str(store.path.resolve()))
     return Reference(store.fingerprint, place, store.records, store.manifest.recipe_id)
@@ -55,10 +52,7 @@ def written_in(folder: Path, references: Mapping[str, Reference]) -> dict[str, R
 
 
 def place_of(folder: Path, reference: Reference) -> Path:
-    """Return the folder that a reference in the store `folder` names; it may lie anywhere.
-
-    Raises `TokmillError` for an impossible path.
-    """
+    """Return the folder that a reference in the store `folder` names; it may lie anywhere."""
     place = path_from_text(reference.path)
     if not place or "\0" in place or len(os.fsencode(place)) > 4095:
         raise TokmillError(
@@ -70,11 +64,7 @@ def place_of(folder: Path, reference: Reference) -> Path:
 
 
 def reference_of(store: Store, column: str) -> Reference:
-    """Return the reference of a column.
-
-    Raises `UsageError` for a column that does not exist or refers to no store, `TokmillError` if
-    the manifest does not describe that store, or if a number is beyond its records.
-    """
+    """Return the reference of a column."""
     references = [name for name, one in store.schema.items() if one.ref is not None]
     if column not in references:
         raise UsageError(
@@ -107,12 +97,7 @@ def reference_of(store: Store, column: str) -> Reference:
 
 
 def open_reference(store: Store, column: str, opened: dict[str, Store] | None = None) -> Store:
-    """Open the store that a column refers to; `opened` (fingerprint → store) saves opening twice.
-
-    Raises:
-        UsageError: the column refers to no store.
-        TokmillError: the store is missing or has changed, or a number is beyond its records.
-    """
+    """Open the store of a column; `opened` (fingerprint → store) saves opening it twice."""
     stated = reference_of(store, column)
     if opened is not None and stated.fingerprint in opened:
         return opened[stated.fingerprint]

@@ -80,10 +80,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 def find_roles(
     specials: Mapping[str, int], overrides: Mapping[str, str] | None = None, where: str = ""
 ) -> dict[str, int]:
-    """Return role → id, from the names of special tokens; `overrides` (role → token) win.
-
-    Raises `TokmillError` if two tokens fit one role, `UsageError` for an unknown role or token.
-    """
+    """Return role → id, from the names of special tokens; `overrides` (role → token) win."""
     overrides = overrides or {}
     roles: dict[str, int] = {}
     claims: dict[str, list[str]] = {}

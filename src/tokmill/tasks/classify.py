@@ -162,7 +162,6 @@ class Classify(Task):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        """Return the unit of the loss, and the metrics for which higher is better."""
         names = inputs.classes.get(config.column, ())
         each = [f"f1_{name}" for name in names]
         higher = ("accuracy", "f1", "f1_macro", *each)
@@ -260,11 +259,6 @@ class Classify(Task):
 
 def class_metrics(predicted: Array, label: Array, names: Sequence[str]) -> dict[str, float]:
     """Return F1 and counts by class.
-
-    Args:
-        predicted: (N,) integers, the predicted class of each record.
-        label: (N,) integers, the right class.
-        names: of the classes.
 
     Returns:
         `f1_macro`, the mean over the classes that occur in either; `f1`, with two classes the F1 of

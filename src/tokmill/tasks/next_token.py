@@ -135,7 +135,6 @@ class NextToken(Task):
 
     @classmethod
     def measures(cls, config: NextTokenConfig, inputs: Inputs) -> Measures:
-        """Return the unit of the loss, and whether rows can be continued."""
         count = 1 if config.column else len(inputs.ids)
         unit = "nats a token" if count == 1 else f"nats, sum over {count} columns"
         return Measures(

@@ -130,7 +130,6 @@ class CorpusSource(DocumentSource):
         yield Item(file.name, path, 0, file.size, file.digest)
 
     def documents(self, item: Item, digest: Hash) -> Iterator[Documents]:
-        """Yield the walks of a file; a part ends after 64 MiB."""
         part = size = 0
         pairs = _Pairs(item.name)
         # What is hashed is cut where parts are, and blocks are read ahead of that.

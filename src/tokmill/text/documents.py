@@ -124,7 +124,6 @@ class DocumentSource(Source):
         return find_files(self.inputs, self.suffixes, self.fits(), self.config)
 
     def items(self) -> Iterator[Item]:
-        """Yield the files, cut into items of 64 MiB if that is possible."""
         files = self.find()
         self.left_out = files.left_out
         for file in files.files:
@@ -214,7 +213,6 @@ class Encode(Encoder):
         )
 
     def probe(self, texts: Sequence[str]) -> Probe:
-        """Return the ids of known texts, with what stands around each; see `make_probe`."""
 
         def encode(some: Sequence[str]) -> tuple[Array, Array]:
             return self._ids(*utf8_buffer(some))

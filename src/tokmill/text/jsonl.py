@@ -95,10 +95,7 @@ class Seen(NamedTuple):
 
 
 def seen_keys(path: str) -> Seen:
-    """Return the keys of the first lines of a JSON Lines file; invalid lines are ignored.
-
-    Raises `TokmillError` if the file cannot be decompressed.
-    """
+    """Return the keys of the first lines of a JSON Lines file; invalid lines are ignored."""
     values = []
     for line in islice(_lines(path), LINES):
         with contextlib.suppress(ValueError):

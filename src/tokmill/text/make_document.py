@@ -64,14 +64,7 @@ class Paths:
     """
 
     def __init__(self, texts: Sequence[str], others: Sequence[str] = ()) -> None:
-        """Prepare.
-
-        Args:
-            texts: paths that must lead to strings (or null, or nothing).
-            others: paths that may lead to anything.
-
-        Raises `UsageError` for two paths of which one is the beginning of the other.
-        """
+        """Prepare."""
         tree: dict[str, Any] = {}
         self._getters: dict[str, Callable[[Any], Any]] = {}
         # A path may be in both: then it must lead to strings.

@@ -42,10 +42,7 @@ GROUP = ".group"
 
 
 class Groups:
-    """The values of a record column, numbered in the order in which they are read.
-
-    Raises `UsageError` where the store has no such column.
-    """
+    """The values of a record column, numbered in the order in which they are read."""
 
     def __init__(self, rows: Rows, name: str) -> None:
         self.rows, self.store, self.name = rows, rows.store, name
@@ -280,10 +277,7 @@ def measured(
     notes: list[str],
     device: torch.device,
 ) -> tuple[dict[str, Any], int]:
-    """Return (metrics and breakdown, targets); if there is no baseline, `notes` gets the reason.
-
-    Raises `UsageError` for `by` without tokens.
-    """
+    """Return (metrics and breakdown, targets); if there is no baseline, `notes` gets the reason."""
     if validation.bytes_per_token and validation.size < len(validation.feed.sources[0]):
         notes.append("bits_per_byte takes the bytes a token of the whole store, not of these rows")
     if task.predicts_tokens:

@@ -164,10 +164,6 @@ class Launch(msgspec.Struct, frozen=True):
         """Start the processes, wait for their end, and return the training's exit code.
 
         The first signal is handed on, so that they save a checkpoint; a second one kills them.
-
-        Raises:
-            KeyboardInterrupt: a signal ended them before they could save.
-            MachineError: one of them was killed.
         """
         # torchrun would set one thread a process.
         threads = max(1, len(os.sched_getaffinity(0)) // self.processes)

@@ -51,10 +51,7 @@ def pair_records(
     """Yield the walks of a pair in batches, in order of program, function and number.
 
     Args:
-        graphs: both programs.
-        keys: the key of each.
         templates: a cache for each; the same one if both programs have the same bits.
-        walked: how records are made.
 
     Raises `NoFacts` for a graph without imports and strings.
     """

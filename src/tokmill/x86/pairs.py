@@ -122,11 +122,6 @@ class PairsSource(X86Source):
         return {**self.versions(), "streams": streams, **dict.fromkeys(CHOOSING)}
 
     def items(self) -> Iterator[Item]:
-        """Yield the pairs, by the names of their files.
-
-        Raises `TokmillError` if there are no graphs, if a program is given in place of a graph, and
-        for pairs of unknown programs.
-        """
         graphs, self.left_out = find_graphs(self.inputs, self.config)
         self.check_layout(graph.program for graph in graphs)
         expands = EXPANDS * self.config.walks
@@ -158,7 +153,6 @@ class PairsSource(X86Source):
             yield names.split(text)
 
     def batches(self, item: Item) -> Iterator[Records]:
-        """Yield the walks of a pair; if one of its graphs cannot be read, it is a reject."""
         config = self.config
         walking = Walking(
             seed=config.seed, walks=config.walks, walk_tokens=config.walk_tokens,

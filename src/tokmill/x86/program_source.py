@@ -190,10 +190,6 @@ class X86Source(WholeFiles):
         return notes
 
     def items(self) -> Iterator[Item]:
-        """Yield the programs and graphs, one item each.
-
-        Raises `TokmillError` if there is none, and for pickles, which cannot be read here.
-        """
         files, self.left_out = find_items(self.inputs, self.config)
         self.check_layout(map(name_of, files))
         config = self.config
@@ -205,7 +201,6 @@ class X86Source(WholeFiles):
             yield Item(file.name, path, 0, file.size, file.digest, expands=expands)
 
     def batches(self, item: Item) -> Iterator[Records]:
-        """Yield the records of a program; one that cannot be lifted is a reject."""
         config = self.config
         walking = None
         if config.unit == "walk":
@@ -257,10 +252,7 @@ class Caches:
 
 
 def find_items(inputs: Sequence[str], choice: FolderOptions | None = None) -> Inputs:
-    """Return the programs and graphs below some paths, and what was left out.
-
-    Raises `TokmillError` if there is none, and for pickles, which may hold several programs.
-    """
+    """Return the programs and graphs below some paths, and what was left out."""
     files, left_out = find_inputs(inputs, choice)
     named = {Path(argument).name for argument in inputs if not Path(argument).is_dir()}
     kept = []
@@ -292,10 +284,7 @@ def name_of(file: InputFile) -> str:
 
 
 def vocabularies_of(rules: str, folder: str) -> Vocabularies:
-    """Return the vocabularies of a set of rules: the closed ones, or those in a folder.
-
-    Raises `UsageError` if the rules need a folder, `TokmillError` if the folder does not fit them.
-    """
+    """Return the vocabularies of a set of rules: the closed ones, or those in a folder."""
     if folder:
         return read_vocabularies(folder, rules)
     if rules == "tokmill":

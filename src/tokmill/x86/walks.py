@@ -129,7 +129,6 @@ class Walker:
         """Yield the walks of some functions, in order of function and number.
 
         Args:
-            functions: i8, numbers of functions that have blocks.
             tokens: i8, tokens of the nodes from `first_block` on.
             first_block: a block; the functions have no blocks before it.
         """

@@ -134,8 +134,6 @@ def choose(trace: Trace, options: Options, simulated: Path | None = None) -> Cho
     """Choose the points of a program.
 
     Args:
-        trace: what is known of it.
-        options: what is asked for.
         simulated: a table of `interval` and `cpi` of the points that the same options chose.
     """
     method = by_clusters if options.method == SIMPOINT else by_sample

@@ -53,8 +53,6 @@ def k_means(
     Args:
         points: (intervals, dimensions).
         weights: (intervals,) above 0, such as counts of instructions.
-        k: number of clusters.
-        seed: of the random centres.
         begin: (k, dimensions) centres to begin with, in place of random ones.
     """
     cluster = plugins.require("sklearn.cluster")
@@ -161,9 +159,6 @@ def find_clusters(
     Args:
         points: (intervals, dimensions), finite.
         weights: (intervals,) above 0.
-        most: largest number of clusters.
-        exactly: the number; 0: by BIC.
-        seed: of all that is random.
     """
     few = np.arange(len(points))
     if len(points) > SEARCHED:

@@ -55,13 +55,7 @@ def certainly(shares: Floats, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool
 
 
 def systematic(population: Population, n: int, random: Random) -> Sample:
-    """Draw an interval every so many instructions, from a random one on.
-
-    Args:
-        population: of `N` intervals.
-        n: number of intervals, 1 to N.
-        random: where it begins.
-    """
+    """Draw an interval every so many instructions, from a random one on."""
     certain = certainly(population.shares, n)
     places = np.flatnonzero(certain)
     rest = np.flatnonzero(~certain)
@@ -187,12 +181,7 @@ class Estimate:
 
 
 def expansion(sample: Sample, cpi: Floats) -> Estimate:
-    """Estimate by the shares that the intervals stand for, with Student's interval of 95 %.
-
-    Args:
-        sample: of `n` intervals; errors vary within its strata.
-        cpi: (n,) of each of them.
-    """
+    """Estimate by the shares that the intervals stand for, with Student's interval of 95 %."""
     estimate = float(sample.shares @ cpi)
     drawn = (sample.shares * (cpi - estimate))[~sample.certain]
     strata = sample.strata[~sample.certain]

@@ -38,8 +38,6 @@ def block_vectors(store: Store) -> BlockVectors:
 
     A block is its record in the store of blocks, or its id. If blocks are called by the ids of
     several traces, it is a hash of its id and its trace: no two traces have a block in common.
-
-    Raises `UsageError` for a store of something else.
     """
     check_intervals(store)
     shards = [store.shard(number) for number in range(len(store.shards))]

@@ -52,15 +52,7 @@ def shared_points(
     seed: int = 0,
     advance: Callable[[float], Any] = lambda amount: None,
 ) -> Shared:
-    """Choose points for all programs together, and compare with points for each alone.
-
-    Args:
-        executions: N intervals of P programs.
-        signatures: (N, width), finite.
-        count: number of points.
-        seed: of all that is random.
-        advance: called with 1 after each program.
-    """
+    """Choose points for all programs together, and compare with points for each alone."""
     shares = executions.shares()
     number = len(executions.names)
     labels, points = cluster_intervals(executions, signatures, count, seed)

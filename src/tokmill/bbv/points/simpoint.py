@@ -39,7 +39,6 @@ class SimPoints:
     labels: Ints
     """(intervals,) the number of the point that stands for each; -1 without instructions."""
     dimensions: int
-    """Dimensions of the projection."""
     unexplained: float
     """Share of the variance of the whole vectors (not projected) inside of clusters."""
 
@@ -66,9 +65,6 @@ def simpoints(
         dimensions: of the projection; 0: 15, doubled as long as that takes a tenth of the
             unexplained variance away.
         most, exactly, seed: as of `clusters.find_clusters`.
-
-    Raises:
-        TokmillError: there is no interval with instructions.
     """
     weights = instructions(vectors)
     ran, labels = np.flatnonzero(weights > 0), np.full(len(weights), -1)
@@ -163,7 +159,6 @@ def project(vectors: Matrix, ids: npt.ArrayLike, dimensions: int) -> Floats:
     Args:
         vectors: (intervals, blocks) CSR, counts of instructions; not negative.
         ids: (blocks,) the id of each column, any 64-bit numbers.
-        dimensions: of the result, at least 1.
     """
     totals = np.asarray(vectors.sum(axis=1), dtype=np.float64).reshape(-1)
     data = shares_of(vectors.data, np.repeat(totals, np.diff(vectors.indptr)))

@@ -66,11 +66,7 @@ def content(path: Path | str) -> bytes:
 
 @bounded_reader
 def read_addresses(path: Path | str) -> Addresses:
-    """Read a pc file, whose lines that do not begin with `F` are left out.
-
-    Raises `TokmillError` for a line that is wrong, an id with two addresses, and a file without
-    blocks.
-    """
+    """Read a pc file, whose lines that do not begin with `F` are left out."""
     data = content(path)
     addresses: dict[int, int] = {}
     functions: dict[int, str] = {}
@@ -107,10 +103,7 @@ def read_addresses(path: Path | str) -> Addresses:
 
 @bounded_reader
 def read_maps(path: Path | str) -> list[Mapped]:
-    """Read a map: the mapped files and where each begins, in the order of their addresses.
-
-    Raises `TokmillError` for a line that is wrong, and for a map without a file.
-    """
+    """Read a map: the mapped files and where each begins, in the order of their addresses."""
     low: dict[str, int] = {}
     high: dict[str, int] = {}
     for number, line in enumerate(content(path).decode("utf-8", "replace").splitlines(), 1):

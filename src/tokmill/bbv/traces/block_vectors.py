@@ -70,7 +70,6 @@ class BlockVectors:
 
 
 EMPTY = BlockVectors(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.uint64))
-"""No intervals."""
 
 
 def row_sums(counts: Array, indptr: Array) -> Array:

@@ -51,10 +51,7 @@ class Code(NamedTuple):
 
 
 def read_dump(path: Path, code: Code) -> Dump:
-    """Read a dump, and add its files, functions and branches to `code`.
-
-    Raises `TokmillError` for a file that is no dump with addresses of instructions.
-    """
+    """Read a dump, and add its files, functions and branches to `code`."""
     names: dict[str, str] = {}
     function_names: dict[str, str] = {}
     keys: list[int] = []

@@ -42,8 +42,6 @@ def read_table(
     """Return the columns of a table, each (intervals,) float64.
 
     Args:
-        path: a CSV file with a header.
-        count: number of intervals of the program.
         partly: whether intervals may be missing; they are NaN then, and `interval` must be there,
             counted from 0. Of all intervals, they may also count from 1.
         parse: gives the columns that are read.
@@ -136,11 +134,7 @@ class Measures(NamedTuple):
 
 @bounded_reader
 def read_measures(path: Path | str) -> Measures:
-    """Read a file of measures.
-
-    Raises `TokmillError` for another format, rows of different lengths, and values that no CPI or
-    rate can have (negative, infinite; a CPI of 0).
-    """
+    """Read a file of measures."""
     data = content(path)
     try:
         columns = _json(data) if data.lstrip()[:1] in (b"[", b"{") else _csv(data)
@@ -281,10 +275,7 @@ def _timeline(value: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def check_measures(measures: Measures, sums: Array, path: Path | str, trace: Path | str) -> None:
-    """Compare the intervals of a file with those of a trace.
-
-    Raises `TokmillError` for missing, surplus, unordered and shifted intervals, with counts.
-    """
+    """Compare the intervals of a file with those of a trace."""
     where = str(path)
     hint = f"measures and {trace} are of one execution, with a row an interval"
     if measures.numbers is not None and len(measures.numbers):

@@ -52,10 +52,6 @@ class Command(NamedTuple):
 
         `before` are words before the command; `environment` is added for the program alone, as
         programs before it would be marked too.
-
-        Raises:
-            MachineError: it cannot be started.
-            TokmillError: it ended with another exit code than 0.
         """
         added = [f"{name}={value}" for name, value in (environment or {}).items()]
         words = ["setarch", "-R", *before, *(["env", *added] if added else []), *self.words]
@@ -94,10 +90,7 @@ TRIES = 3
 
 
 def make_library(folder: Path, kind: str) -> Path:
-    """Make the library that marks one kind of functions.
-
-    Raises `MachineError` without a C compiler, or if it refuses the source.
-    """
+    """Make the library that marks one kind of functions."""
     compiler = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
     if compiler is None:
         raise MachineError(
@@ -121,10 +114,7 @@ def make_library(folder: Path, kind: str) -> Path:
 def time_marks(
     command: Command, library: Path, folder: Path, every: int, runs: int, progress: Progress
 ) -> Array:
-    """Run the program several times; return the ticks between marks: (runs, marks + 1) int64.
-
-    Raises `TokmillError` if two runs pass different numbers of marks.
-    """
+    """Run the program several times; return the ticks between marks: (runs, marks + 1) int64."""
     spans: list[Array] = []
     for number in range(runs):
         stamps, _ = _stamps(command, library, folder, every)
@@ -146,8 +136,6 @@ def count_faults(command: Command, library: Path, folder: Path, every: int, pass
 
     Args:
         passed: number of marks of the runs that were timed, begin and end among them.
-
-    Raises `TokmillError` if this run passes another number of marks.
     """
     counts, _ = _stamps(command, library, folder, every, faults=True)
     _same_marks(command, "the run that counts page faults", len(counts), passed)
@@ -212,8 +200,6 @@ def choose(command: Command, folder: Path, intervals: int) -> tuple[Path, str, i
     It is the first kind, from few calls to many, whose marks give `ENOUGH` of the intervals that
     are asked for; else the one that gives most. Many calls are not enough: those of a program that
     reads all and then computes cut nothing in the middle.
-
-    Raises `TokmillError` if no kind of function is called often enough.
     """
     calls: dict[str, int] = {}
     by_kind: dict[str, tuple[float, Path, int]] = {}

@@ -116,11 +116,6 @@ def profile(
     same intervals get a measured CPI: ticks of the time stamp counter (reference cycles) an
     instruction; the first and the last interval have none, as the program begins and ends in them.
     One run more counts the page faults of each interval.
-
-    Raises:
-        UsageError: there is no such program, or options do not fit.
-        MachineError: valgrind or a C compiler is missing, or a run is refused.
-        TokmillError: the program fails, or does not do the same twice.
     """
     program = _program(words)
     name = name or Path(program).name

@@ -53,16 +53,7 @@ MOST = (1 << 64) - 1
 
 
 def read(path: Path | str, *, quiet: bool = True) -> BlockVectors:
-    """Return all intervals of a file; memory is 16 bytes an entry, twice while they are joined.
-
-    Args:
-        path: a file, which may be compressed (.gz, .xz, .zst, known by its first bytes).
-        quiet: show no progress.
-
-    Raises:
-        TokmillError: no line is an interval, one is not as the format says, or the file has fewer
-            intervals than it declares.
-    """
+    """Return all intervals of a file; memory is 16 bytes an entry, twice while they are joined."""
     return joined(list(pieces(path, quiet=quiet)))
 
 
@@ -356,10 +347,7 @@ class Sidecars:
         self._digests: dict[str, str] = {}
 
     def of(self, trace: Path) -> Iterator[tuple[str, str]]:
-        """Yield (path, sampled digest) of the files of a trace.
-
-        Raises `TokmillError` if a named one cannot be read.
-        """
+        """Yield (path, sampled digest) of the files of a trace."""
         stem = stem_of(trace.absolute())
         for name in self.options:
             path = self.named.get(name) or f"{stem}{SIDECARS[name]}"

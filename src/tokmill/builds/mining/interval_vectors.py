@@ -60,8 +60,6 @@ class VectorTable:
         store: the store.
         named: name of an overlay with one column of vectors, or the path of an .npy file with a
             row for each record.
-
-    Raises `UsageError` if there are no such vectors, `TokmillError` if they do not fit the store.
     """
 
     def __init__(self, store: Store, named: str) -> None:
@@ -74,10 +72,7 @@ class VectorTable:
             self._read = partial(overlay.values, vector_column(overlay))
 
     def units(self, records: Array) -> Array:
-        """Return the rounded vectors of some records, float32 (n, width); of zeros zeros.
-
-        Raises `TokmillError` for a vector that is not finite.
-        """
+        """Return the rounded vectors of some records, float32 (n, width); of zeros zeros."""
         rows = np.asarray(self._read(records), np.float32)
         bad = ~np.isfinite(rows).all(axis=1)
         if bad.any():

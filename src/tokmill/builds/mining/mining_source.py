@@ -141,10 +141,7 @@ class MineSource(Source):
 
 
 def open_store(inputs: Sequence[str]) -> Store:
-    """Open the store that is mined.
-
-    Raises `UsageError` for several stores, `TokmillError` for an unfinished one.
-    """
+    """Open the store that is mined."""
     if len(inputs) != 1:
         raise UsageError(
             f"entries refer to one store, not to {len(inputs) or 'none'}",

@@ -60,10 +60,7 @@ class Naming(msgspec.Struct, frozen=True):
 def naming(
     schema: Schema, same: Sequence[str], differ: Sequence[str], apart: Sequence[str], nameless: str
 ) -> Naming:
-    """Return the naming of a store's records, by default that of programs.
-
-    Raises `UsageError` for a column that the store lacks or that has no one value a record.
-    """
+    """Return the naming of a store's records, by default that of programs."""
     single = {n: c.dtype for n, c in schema.items() if c.per == "record" and not c.width}
     usable = [name for name, dtype in single.items() if dtype not in ("f4", "f8")]
 

@@ -292,11 +292,7 @@ def file_of(config: Any) -> Path:
 
 
 def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
-    """Return column → array of a file, mapped; an .npy file has one, called `column` or `name`.
-
-    Raises `TokmillError` for a file that is not numpy's, is compressed or damaged, or holds
-    anything but numbers in one or two axes.
-    """
+    """Return column → array of a file, mapped; an .npy file has one, called `column` or `name`."""
     try:
         with machine_errors("read", path):
             if not path.is_file():
@@ -380,10 +376,7 @@ def _mapped(path: Path, start: int) -> Array:
 
 
 def per_of(base: Store, length: int, per: Literal["auto", "record", "token"], where: str) -> Per:
-    """Return whether an array of some length has a value per record or per token of a store.
-
-    Raises `UsageError` with both counts if it is neither, or could be both.
-    """
+    """Return whether an array of some length has a value per record or per token of a store."""
     counts: dict[Per, int] = {"record": base.records, "token": base.tokens}
     if per != "auto":
         counts = {per: counts[per]}

@@ -70,11 +70,7 @@ class TokenDictsSource(GatheredFiles):
 
     @classmethod
     def freeze(cls, config: Any, request: Request) -> dict[str, Frozen]:
-        """Return the six vocabularies: the named ones, or those of the tokens in the inputs.
-
-        Raises `TokmillError` for a file without vocabulary or token dicts, and `UsageError` if
-        other rules must have made the dicts.
-        """
+        """Return the six vocabularies: the named ones, or those of the tokens in the inputs."""
         if request.tokenizer is not None or request.roles:
             raise UsageError("token dicts have no tokenizer", hint="--vocab names vocabularies")
         if config.vocab:

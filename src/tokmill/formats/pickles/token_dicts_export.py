@@ -68,10 +68,7 @@ class TokenDictsExport:
         self.config = config
 
     def write(self, store: Store, out: Path) -> dict[str, Any]:
-        """Write the file or files; return files, tokens, sequences and bytes.
-
-        Raises `UsageError` for a store without the six columns, or without the column `key`.
-        """
+        """Write the file or files; return files, tokens, sequences and bytes."""
         config = self.config
         phrases = [name for name, column in store.schema.items() if column.phrase]
         missing = [name for name in COLUMNS if name not in phrases]

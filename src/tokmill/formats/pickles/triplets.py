@@ -165,10 +165,7 @@ class _Entries:
 
 
 class Entry:
-    """One entry of a file, checked: blocks and weights of each member as arrays.
-
-    Raises `TokmillError` for anything else.
-    """
+    """One entry of a file, checked: blocks and weights of each member as arrays."""
 
     def __init__(self, pickle: Pickle, number: Any, value: Any) -> None:
         self.path, self.number = pickle.path, 0 if pickle.holds is dict else number

@@ -47,11 +47,7 @@ class TripletsExport:
         self.config = config
 
     def write(self, store: Store, out: Path) -> dict[str, Any]:
-        """Write the file; return files, tokens, entries and bytes.
-
-        Raises `UsageError` for a store that has no triplets of intervals, `TokmillError` where a
-        store that it refers to is missing, or a CPI is not known.
-        """
+        """Write the file; return files, tokens, entries and bytes."""
         imported = has_entries(store.schema)
         missing = [name for name in ROLES if name not in store.schema]
         if missing and not imported:

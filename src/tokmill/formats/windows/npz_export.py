@@ -76,11 +76,7 @@ class NpzExport:
         self.config = msgspec.structs.replace(config, stride=self.stride)
 
     def write(self, store: Store, out: Path) -> dict[str, Any]:
-        """Write the parts into the folder `out`; return files, tokens, bytes and statistics.
-
-        Raises `TokmillError` if there is no id for padding, an id is above 2^31 - 1, or the folder
-        holds .npz files of another export.
-        """
+        """Write the parts into the folder `out`; return files, tokens, bytes and statistics."""
         began = time.monotonic()
         config = self.config
         notes.check_column(store, config)

@@ -56,8 +56,6 @@ def cut(text: str, where: str) -> Cut:
     Functions count as often as they are called, from those that nobody calls. What runs an
     unknown number of times (loops, branches), has shapes that are not known or too large, or
     is not of linalg is skipped with the reason.
-
-    Raises `TokmillError` for what is no valid module, and if no operation is left.
     """
     inside = toolkit.context()
     inside.allow_unregistered_dialects = True

@@ -54,8 +54,6 @@ def whole_numbers(text: str) -> tuple[int, int]:
 
     If the module indexes tensors by numbers that it computes, these are 0 to the least size of
     such a tensor; if it divides whole numbers, they are above 0; if it shifts any, not below.
-
-    Raises `TokmillError` if no number is left.
     """
     low, high = -4, 5
     tables = [line for line in text.splitlines() if EXTRACT.search(line)]

@@ -21,10 +21,7 @@ LOADS = ("ml_program.global_load", "ml_program.global_load_const")
 
 
 def plain(text: str, where: str) -> str:
-    """Return a module without clocks, globals and a `main` that calls what is scheduled.
-
-    Raises `TokmillError` if a time is used for something else than to be returned.
-    """
+    """Return a module without clocks, globals and a `main` that calls what is scheduled."""
     timed = re.search(rf"@\"?{CLOCK}\b", text) is not None
     other = re.search(r"\bml_program\.|\bmodule\b[^\n]*{\s*module\b", text)
     if not timed and other is None and text.count("func.func") < 2:

@@ -31,8 +31,6 @@ def text_of(path: Path, until: float = math.inf) -> str:
     """Return a file as the text of a module that `cut` reads.
 
     `until`: when its tools end at the latest (`time.monotonic`).
-
-    Raises `TokmillError` for what is no text, and for models that cannot be imported.
     """
     if path.suffix.lower() == ONNX:
         return of_onnx(path, None, until)

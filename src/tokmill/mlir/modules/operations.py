@@ -111,10 +111,7 @@ class Operation:
 
 
 def find(module: Any, where: str) -> list[Operation]:
-    """Return the operations of a module's function in their order, and tag them in the module.
-
-    Raises `TokmillError` for shapes that are not known, and for a module without any operation.
-    """
+    """Return the operations of a module's function in their order, and tag them in the module."""
     bindings = toolkit.ir()
     operations: list[Operation] = []
     number: dict[Any, int] = {}
@@ -188,10 +185,7 @@ def body(module: Any, where: str) -> Any:
 
 
 def shape_of(value: Any, where: str) -> tuple[tuple[int, ...], str]:
-    """Return shape and element type of a value; () for a scalar.
-
-    Raises `TokmillError` for a shape that is not known.
-    """
+    """Return shape and element type of a value; () for a scalar."""
     return type_of(value.type, where)
 
 
@@ -255,10 +249,7 @@ def arithmetic_of(names: Iterable[str]) -> tuple[int, ...]:
 
 
 def maps_of(linalg: Any, operation: Any, where: str) -> list[Any]:
-    """Return the indexing maps of an operation, by the bindings of its dialect.
-
-    Raises `TokmillError` for an operation without.
-    """
+    """Return the indexing maps of an operation, by the bindings of its dialect."""
     maps = linalg.get_indexing_maps(operation)
     if maps is None:
         raise TokmillError(

@@ -19,10 +19,7 @@ _OLDER = {
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file, in the names of today (`_OLDER`).
-
-    Raises `TokmillError` if it is none, or larger than `LARGEST`.
-    """
+    """Return the text of a file, in the names of today (`_OLDER`)."""
     data = files.read_file(path, LARGEST + 1)
     if len(data) > LARGEST:
         raise _too_large(str(path))
@@ -49,10 +46,7 @@ def context() -> Any:
 
 
 def parse(text: str, inside: Any, where: str) -> Any:
-    """Return a verified module, parsed in a context; `where` names the file in errors.
-
-    Raises `TokmillError` with the line of the fault.
-    """
+    """Return a verified module, parsed in a context; `where` names the file in errors."""
     if len(text) > LARGEST:
         raise _too_large(where)
     bindings = ir()

@@ -292,7 +292,6 @@ class RWKV7(Model):
         nn.init.orthogonal_(weight, gain=0.5 * max(1.0, more))
 
     def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
-        """Return hidden states (B, T, D), normed; with `places` (B, M) those alone, (B, M, D)."""
         document = None if batch.whole else batch.document
         y_BTD = self.run(batch.columns, self.start(len(batch.document)), document)[0]
         return y_BTD if places is None else taken(y_BTD, places)

@@ -129,7 +129,6 @@ class SetTransformer(Model):
         self.norm = nn.LayerNorm(config.dim)
 
     def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
-        """Return hidden states (B, T, D); with `places` (B, M) those alone."""
         x_BTD, weight_BT = self.fields(batch.columns), self.log_weights(batch)
         bias, same = None, None
         if not batch.whole:

@@ -95,7 +95,6 @@ class Transformer(Model):
         return 1.0
 
     def forward(self, batch: Tensors, places: Tensor | None = None) -> Tensor:
-        """Return hidden states (B, T, D), normed; with `places` (B, M) those alone, (B, M, D)."""
         x_BTD = self.fields(batch.columns)
         if self.positions is not None:
             x_BTD = x_BTD + self.positions(self.checked(batch.position))
@@ -356,7 +355,6 @@ class DecoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, 
     """Sizes and style of a decoder; the defaults are Llama's style."""
 
     kind: Literal["decoder"] = "decoder"
-    """Which model this is."""
 
 
 class Decoder(Transformer):
@@ -382,25 +380,17 @@ class EncoderConfig(TransformerConfig, frozen=True, forbid_unknown_fields=True, 
     """Sizes and style of an encoder; the defaults are BERT's style."""
 
     kind: Literal["encoder"] = "encoder"
-    """Which model this is."""
     norm: Literal["rms", "layer"] = "layer"
-    """Which norm: RMSNorm or LayerNorm."""
     norm_place: Literal["post", "pre"] = "post"
     """post: the sum of a branch and its input is normed, as in BERT; pre: the input of a branch is
     normed, and the last output, which allows higher learning rates."""
     embedding_norm: bool = True
     """Whether the sum of the embeddings is normed before the first block."""
     position: Literal["rope", "learned"] = "learned"
-    """rope: queries and keys are turned; learned: a table is added to the embedding."""
     context: Natural = 512
-    """Positions of the learned table; a document may not be longer."""
     activation: Activation = "gelu"
-    """Activation of the feed-forward branch; swiglu has a gate; gelu is exact, gelu_tanh GPT-2's
-    approximation of it."""
     bias: bool = True
-    """Whether linear maps and LayerNorm add a bias."""
     norm_eps: Amount = 1e-12
-    """Added to the mean square or variance in a norm."""
 
     sizes: ClassVar[Sizes] = {
         "tiny": {"dim": 128, "layers": 2, "heads": 2, "hidden": 256},

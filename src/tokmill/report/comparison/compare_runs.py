@@ -84,7 +84,6 @@ class Comparison:
     metric: str
     at: str
     higher: bool
-    """Whether higher is better."""
     comparable: bool
     """Whether the values can be compared."""
     columns: list[str]
@@ -96,14 +95,9 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
     """Compare runs by one metric.
 
     Args:
-        paths: runs, and folders of runs.
         metric: a name in metrics.jsonl; "": val_loss, or loss if no run has it.
         at: "last"; "best" (each run's best value); or a step: the newest value up to that step, of
             the runs that have reached it.
-
-    Raises:
-        UsageError: `at` is not a step, or no run has the metric.
-        TokmillError: a path holds no run, or a run is damaged.
     """
     if at not in ("last", "best") and not (at.isdecimal() and int(at) > 0):
         raise UsageError(f"--at {at!r} is not a step", hint="give a step such as 1000, or best")

@@ -227,12 +227,7 @@ def find_runs(path: Path, depth: int = DEPTH) -> list[Path]:
 
 
 def read_run(path: Path) -> RunSummary:
-    """Return the summary of a run.
-
-    Raises:
-        TokmillError: its recipe or its facts of the store are damaged.
-        MachineError: a file cannot be read.
-    """
+    """Return the summary of a run."""
     recipe = read_recipe(path)
     flat = flatten(recipe)
     saved = [state.parent.name for state in (path / "checkpoints").glob("step-*/state.json")]
@@ -249,11 +244,7 @@ def read_run(path: Path) -> RunSummary:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunSummary]:
-    """Return the runs that paths name, each a run or a folder of runs, each run once.
-
-    Raises:
-        TokmillError: a path does not exist or holds no run, or a run is damaged.
-    """
+    """Return the runs that paths name, each a run or a folder of runs, each run once."""
     folders: dict[Path, Path] = {}
     for path in paths:
         runs = find_runs(path)

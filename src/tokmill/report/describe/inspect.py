@@ -208,10 +208,6 @@ def describe(path: Path | str, entries: int = ENTRIES, *, quiet: bool = True) ->
     `problem` is present if something is wrong, `next` if a command can use it. `entries`: number of
     entries of a pickle that are shown. Nothing is changed, and no code of a pickle is run. Unless
     `quiet`, progress is shown for long pickles.
-
-    Raises:
-        TokmillError: there is no such path, or a store or run in it is damaged.
-        MachineError: it cannot be read.
     """
     if address := address_of(path):
         facts = store(Look(Store(address).path))

@@ -29,7 +29,6 @@ COVERED = (90, 95, 99, 99.9)
 """Shares of the tokens, in per cent, for which the number of ids that cover them is shown."""
 LOWEST, HIGHEST = "lowest", "highest"
 OF_VECTORS = "tsne"
-"""The figure that is of vectors."""
 
 
 @dataclass(frozen=True)

@@ -263,13 +263,7 @@ def page(paths: Sequence[Path], out: Path, *, refresh: int = 0) -> Path:
     """Write a page about runs, and return its path.
 
     Args:
-        paths: runs, and folders of runs.
-        out: the `.html` file.
         refresh: seconds after which a browser reads the page again; 0: never.
-
-    Raises:
-        UsageError: there is no path.
-        TokmillError: a path holds no run, or a run is damaged.
     """
     if not paths:
         raise UsageError("nothing is named to report on", hint="give runs")

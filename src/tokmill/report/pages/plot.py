@@ -51,8 +51,6 @@ def plot(
     """Draw a figure of one of `plugins.FIGURES` into a file, and return its path.
 
     Args:
-        kind: which figure.
-        paths: stores or runs, as the kind wants.
         out: an `.svg`, `.png` or `.pdf` file; a `.csv` for the numbers alone, and for `lengths` the
             length of each record.
         column: the column of `frequency` ("": the first), or of the colours of `tsne`.

@@ -52,10 +52,7 @@ def learns_schedules(run: RunSummary) -> bool:
 
 
 def best(run: RunSummary) -> list[list[str]]:
-    """Return `HEADERS` of each module for which a run found a schedule; [] before its first.
-
-    Raises `TokmillError` if the file of schedules is damaged.
-    """
+    """Return `HEADERS` of each module for which a run found a schedule; [] before its first."""
     path = run.path / BEST
     if not path.exists():
         return []

@@ -87,10 +87,6 @@ def phases(paths: Sequence[Path], column: str = "") -> Figure:
     A point is an interval: its CPI where `NAME.intervals.csv` lies beside the trace, else the
     number of its phase. Vertical lines are the simulation points. Intervals without instructions
     are left out; of more than `MOST` a random part is drawn, which the title says.
-
-    Args:
-        paths: one file of basic block vectors.
-        column: not for this figure.
     """
     refuse("phases", column=column)
     if len(paths) != 1 or not paths[0].is_file():

@@ -114,7 +114,6 @@ class Best(NamedTuple):
     schedule: str
     """The best schedule as a file; "" for none."""
     module: str
-    """The text of the module."""
 
 
 def check_best(

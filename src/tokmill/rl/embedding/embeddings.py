@@ -82,7 +82,6 @@ def make(
     """Return a new embedding.
 
     Args:
-        model_type: a kind of `plugins.EMBEDDINGS`.
         spaces: of the environment: `observation_space.spaces`.
         model_config: kind → its table of sizes.
 

@@ -44,12 +44,8 @@ def take_encoder(embedding: Embedding, place: Path) -> list[str]:
     """Load the encoder of a run into a `distilbert`; return notes on what begins anew.
 
     Args:
-        embedding: of a policy, with a `distilbert` on fields.
         place: a run of the task masked with the model encoder on a store of `tokmill build mlir`,
             or a folder with weights in it.
-
-    Raises `UsageError` for another embedding, `TokmillError` for a run whose model has other sizes
-    or reads other tokens.
     """
     if not isinstance(embedding, DistilBert) or "segments" not in embedding.reads:
         raise UsageError(

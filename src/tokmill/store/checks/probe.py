@@ -64,10 +64,7 @@ def compare(
     who: str,
     hint: str,
 ) -> None:
-    """Refuse answers that differ from earlier ones.
-
-    Raises `TokmillError` for the first text whose ids differ, with the ids then and now.
-    """
+    """Refuse answers that differ from earlier ones."""
     for number, ((text, before), (_, after)) in enumerate(zip(then, now, strict=True), 1):
         if before != after:
             raise TokmillError(
@@ -145,9 +142,6 @@ def make_probe(
     """Return a probe: the ids that an engine gives known texts.
 
     Args:
-        encode: texts → (ids, offsets (n + 1)), as a build writes them.
-        before: number of ids that the build puts before each text.
-        after: number of ids that it puts after each text.
         texts: the texts of an existing probe; empty: `TEXTS`.
     """
     asked = list(texts) or list(TEXTS)

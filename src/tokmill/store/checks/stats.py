@@ -62,11 +62,8 @@ class Statistics(msgspec.Struct, frozen=True, kw_only=True):
     """The result of `statistics`."""
 
     records: int
-    """Records that were read."""
     tokens: int
-    """Tokens that were read."""
     shards: int
-    """Shards that were read."""
     lengths: Lengths
     width: int
     """Row length for `padding`, `rows` and `longer`."""
@@ -112,16 +109,7 @@ class Counts:
 def statistics(
     store: Store, width: int = 1024, *, advance: Callable[[int], None] | None = None
 ) -> Statistics:
-    """Return the statistics of a store; see `Statistics` for their meaning.
-
-    Args:
-        store: any store, a partial one too.
-        width: row length for `padding`, `rows` and `longer`.
-        advance: called with the bytes of each shard that is done.
-
-    Raises:
-        UsageError: width is below 1.
-    """
+    """Return the statistics of a store; see `Statistics` for their meaning."""
     if width < 1:
         raise UsageError(f"a width of {width} is too small", hint="--width 1024")
     return summary(store, count(store, advance), width)

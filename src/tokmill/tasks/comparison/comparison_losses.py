@@ -195,10 +195,7 @@ def has_positives(schema: Schema, columns: Sequence[str], same: Sequence[str]) -
 
 
 def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns by whose equal values records are similar.
-
-    Raises `UsageError` if a store has none of the usual ones.
-    """
+    """Return the columns by whose equal values records are similar."""
     keys = tuple(chosen) or tuple(name for name in KEYS if name in store.schema)
     if not keys:
         raise UsageError(
@@ -273,8 +270,6 @@ def with_relations(batch: Batch, columns: Sequence[str], group: str) -> dict[str
     of their entry, others similar records; the first one is the anchor. Without such columns and
     without a `role` all rows of an entry are similar (rows of key columns, or of a column with a
     value per token).
-
-    Raises `UsageError` if `group` has not as many numbers as an entry has rows.
     """
     values = dict(batch.values)
     count = len(batch)

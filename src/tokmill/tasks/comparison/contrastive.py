@@ -117,7 +117,6 @@ class Contrastive(Task):
 
     @classmethod
     def measures(cls, config: Any, inputs: Inputs) -> Measures:
-        """Return the unit of the loss, and the metrics for which higher is better."""
         unit = "nats an entry" if config.loss == "in_batch" else ""
         return Measures(loss=unit, higher=RANKS, decided_by=decided_by(config))
 

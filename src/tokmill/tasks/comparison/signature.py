@@ -280,10 +280,7 @@ def heaviest(
 
 
 def with_vectors(blocks: Store, config: Any) -> Store:
-    """Return a store of blocks with the overlay that holds their vectors.
-
-    Raises `UsageError` if there is none, or if several have such a column and none is named.
-    """
+    """Return a store of blocks with the overlay that holds their vectors."""
     names = [config.overlay] if config.overlay else overlay_names(blocks.path)
     stores = [one for name in names if config.vector in (one := Store(blocks.path, [name])).schema]
     if len(stores) == 1:

@@ -126,7 +126,6 @@ def choose(keys_B: Array, maskable_BT: Array, count_B: Array) -> Array:
     """Return which tokens are hidden, (B, T) bool.
 
     Args:
-        keys_B: uint64, of each row (`Batch.key`).
         maskable_BT: bool, which tokens may be hidden.
         count_B: the number of tokens to hide in each row (`wanted`).
     """
@@ -155,11 +154,8 @@ def replaced(
     Args:
         ids_BT: the ids of a column, int64.
         chosen_BT: which tokens are hidden.
-        keys_B: of the rows.
         column: number of the column. At a position all columns get their mask, or all a random id,
             or all stay as they are; each column draws its own random id.
-        mask: the id of the mask token.
-        size: number of ids.
         specials: ids that are never drawn as a random id.
         shares: the shares of hidden tokens that become `mask` and that become a random id; the
             others stay. Each token is drawn by itself.

@@ -91,10 +91,6 @@ def make_encoder(
         threads: use all cores; otherwise only the calling thread.
 
     Tokens of the post-processor are never added (`tokenizer_json.template_tokens`).
-
-    Raises:
-        UsageError: an engine or mode of this name does not exist.
-        TokmillError: the tokenizer cannot be loaded, or not by the engine that was asked for.
     """
     if engine != "auto" and engine not in plugins.ENCODERS:
         raise UsageError(
@@ -209,11 +205,7 @@ class TokenizersEncoder:
         return np.concatenate(parts) if parts else np.zeros(0, np.uint32), lengths
 
     def encodings(self, texts: Sequence[str]) -> Sequence[Any]:
-        """Return the `Encoding` of each text, without its offsets.
-
-        Raises:
-            TokmillError: a text cannot be encoded, or holds a character that no token has.
-        """
+        """Return the `Encoding` of each text, without its offsets."""
         try:
             with no_panic():
                 if not self.threads:

@@ -58,10 +58,7 @@ def check_request(vocab_size: int, special_tokens: Sequence[str]) -> None:
 
 
 def word_splitter(pattern: str) -> Any:
-    """Return the step of `tokenizers` that cuts text into words.
-
-    Raises `UsageError` for a pattern that is no regular expression.
-    """
+    """Return the step of `tokenizers` that cuts text into words."""
     library = plugins.require("tokenizers")
     try:
         return library.pre_tokenizers.Split(library.Regex(pattern), "isolated")

@@ -35,19 +35,10 @@ def train_wordpiece(
     """Train a WordPiece tokenizer with BERT's words.
 
     Args:
-        texts: records.
         vocab_size: number of tokens: `SPECIALS` (the first ids), other special tokens, characters,
             learned tokens.
         specials: special tokens besides `[PAD] [UNK] [CLS] [SEP] [MASK]`.
         cased: keep capital letters and accents; else text is converted to lower case.
-
-    Returns:
-        A tokenizer with `vocab_size` ids; fewer if no two tokens occur side by side often enough.
-
-    Raises:
-        UsageError: the vocabulary is too small for its characters, or a special token is given
-            twice.
-        TokmillError: there is no text.
     """
     special = [*SPECIALS, *(token for token in specials if token not in SPECIALS)]
     if len(set(special)) < len(special) or not all(len(token) > 1 for token in special):

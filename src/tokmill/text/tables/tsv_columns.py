@@ -41,10 +41,7 @@ class Layout(NamedTuple):
 
 
 def layout_of(item: Item, config: Any) -> Layout:
-    """Return the layout of an item's file, by its first line and the options.
-
-    Raises `TokmillError` and `UsageError` if a column is missing or not known.
-    """
+    """Return the layout of an item's file, by its first line and the options."""
     first = first_line(item.path)
     try:
         names = split_line(first.removeprefix(BOM))

@@ -49,10 +49,7 @@ end a word there, whatever follows, so the words of the parts are those of the w
 
 
 def resolve_pattern(name: str) -> str:
-    """Return the pattern called `name`, or `name` itself if it is a regular expression.
-
-    Raises `UsageError` for an unknown plain word (a pattern of letters only is a mistake).
-    """
+    """Return the pattern called `name`, or `name` itself if it is a regular expression."""
     if name in PATTERNS:
         return PATTERNS[name]
     if not name or re.fullmatch(r"[\w.-]+", name):

@@ -224,11 +224,6 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
 
     Returns:
         The content of a tokenizer.json, and role → special token as the files beside it say.
-
-    Raises:
-        TokmillError: there is no such file, its content is invalid, or what lies beside it says
-            that it is of another kind.
-        MachineError: it cannot be read.
     """
     path = Path(path)
     if path.is_dir():

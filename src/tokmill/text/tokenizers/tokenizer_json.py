@@ -170,10 +170,7 @@ def template(
 
 
 def parse(raw: bytes | str, where: str) -> dict[str, Any]:
-    """Read and check the content of a tokenizer.json.
-
-    Raises `TokmillError` for bytes that are not JSON, and for a file without model or vocabulary.
-    """
+    """Read and check the content of a tokenizer.json."""
     try:
         data: Any = loads_json(raw)
     except ValueError as error:

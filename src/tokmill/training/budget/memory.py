@@ -161,10 +161,7 @@ def parameter_count(config: TrainConfig, inputs: Inputs) -> int:
 
 
 def step_bytes(config: TrainConfig, inputs: Inputs, rows: int, parts: int) -> int:
-    """Return `tensor_bytes`; for deep models of like blocks computed from two with fewer blocks.
-
-    Raises `TokmillError` for a task that cannot be run without numbers.
-    """
+    """Return `tensor_bytes`; for deep models of like blocks computed from two with fewer blocks."""
     layers = getattr(config.model, "layers", 0)
     try:
         if layers <= DEEP[1]:
@@ -256,8 +253,6 @@ def check_memory(config: TrainConfig, inputs: Inputs, rows: int, world: int, loc
     One that nearly fills it gets a warning, and so does one of DeepSpeed, which may split or
     offload what is counted whole. `rows`: of a step over all `world` processes, of which `local`
     are on this machine.
-
-    Raises `MachineError`, unless the recipe says `run.over_memory`.
     """
     share = max(1, rows // world)
     micro = min(share, max(1, config.run.micro_tokens // max(1, config.task.length)))
@@ -405,13 +400,6 @@ def seconds_a_step(
     A pass over a batch of zeros is measured, of as many rows as some seconds allow. It is not where
     one row or the weights are too large for that, or the device is not here. The optimiser's own
     time is not in it.
-
-    Args:
-        config: the recipe.
-        inputs: what the model reads.
-        rows: of a micro-batch.
-        parts: micro-batches of a step in one process.
-        flops: operations of a row, forward and backward.
     """
     device = pick_device(config.run.device)
     most = MOST_FLOPS.get(device.type, 0.0)

@@ -73,7 +73,6 @@ class DeepSpeed(Several):
     def micro(
         self, batch: Tensors, last: bool, scale: float, pull: Pull | None = None
     ) -> dict[str, Tensor]:
-        """Run forward and backward; DeepSpeed exchanges gradients as its stage wants it."""
         with peers():
             self.model.train()
             self.model.set_gradient_accumulation_boundary(last)
@@ -83,7 +82,6 @@ class DeepSpeed(Several):
         return sums
 
     def step(self, lr: float) -> float:
-        """Clip, update, zero; return the gradient's norm."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group["lr_scale"]
         with peers():
@@ -118,7 +116,6 @@ class DeepSpeed(Several):
         return tensors
 
     def moments(self) -> dict[str, Tensor]:
-        """Return the optimiser's state by its kind and the name of the weight."""
         if self.stage == 0:
             return super().moments()
         moments = {}

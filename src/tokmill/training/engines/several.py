@@ -75,21 +75,18 @@ class Several(Engine):
             raise
 
     def prepare(self, task: Task, optim: OptimConfig) -> None:
-        """Put the task on the device and make its optimiser."""
         super().prepare(task, optim)
         if self.world > 1:
             # From here on each process draws its own dropout; the first weights were equal.
             seed_for(self.config.seed, 0, self.rank)
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Return the sums of some numbers over all processes, in float64."""
         sums = torch.tensor(values, dtype=torch.float64)
         with peers():
             dist.all_reduce(sums)
         return sums.tolist()
 
     def gather(self, value: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes, by rank; only their first axis may differ."""
         counts = [0.0] * self.world
         counts[self.rank] = len(value)
         sizes = [int(count) for count in self.total(counts)]
@@ -102,7 +99,6 @@ class Several(Engine):
 
     @contextlib.contextmanager
     def lead(self, context: AbstractContextManager[None]) -> Iterator[None]:
-        """Enter a context on rank 0 alone; the others wait until it is entered."""
         with context if self.rank == 0 else contextlib.nullcontext():
             self.meet()
             yield

@@ -149,14 +149,6 @@ def as_recipe(
 
     What a recipe decides for every engine becomes keys of the recipe, the rest is
     `[engine.deepspeed]`; a value "auto" decides nothing.
-
-    Args:
-        settings: names and values of the file.
-        whole: the recipe below the file, with the options.
-        world: processes that share a step.
-        where: the file.
-
-    Raises `UsageError` for names that DeepSpeed does not have, and for what tokmill cannot do.
     """
     names = (*HANDED, *UNUSED, *DECIDED, "bf16", "steps_per_print")
     _check_names(settings, names, where, "--set engine.deepspeed.NAME=… hands on any key")

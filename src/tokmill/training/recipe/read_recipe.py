@@ -266,8 +266,6 @@ def in_tables(
     """Return nested dicts whose keys without a table stand in theirs, and a named size is its keys.
 
     `whole` says which model and task it is about.
-
-    Raises `UsageError` where a key is unknown, ambiguous, or given under two names.
     """
     result: dict[str, Any] = {}
     given: dict[str, str] = {}

@@ -79,10 +79,7 @@ MOST_BYTES = 1 << 20
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return the names and values of a file of settings, MLIR-RL's without sections.
-
-    Raises `UsageError` for a file that is no such thing.
-    """
+    """Return the names and values of a file of settings, MLIR-RL's without sections."""
     with machine_errors("read", path), open(path, "rb") as file:
         raw = file.read(MOST_BYTES + 1)
     try:
@@ -160,8 +157,6 @@ def base_of(files: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], 
     """Return the shipped recipe that settings are put over; "": the default of every key.
 
     Args:
-        files: settings by the name of their file.
-        options: of the command; they may name a model, and stores.
         alone: whether the settings are the recipe; if not, a decoder is meant unless they tell.
     """
     of_models = [names for names in files.values() if not is_of_deepspeed(names)]

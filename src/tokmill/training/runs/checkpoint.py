@@ -81,11 +81,9 @@ class State(msgspec.Struct, kw_only=True):
     world: int = 1
     """Number of parallel processes."""
     engine: str = ""
-    """Name of the engine."""
     best_step: int = 0
     """Step with the lowest validation loss so far; 0: none."""
     best_loss: float | None = None
-    """That loss."""
     machine: str = ""
     """Kind of device and version of torch; others may round differently."""
     files: dict[str, str] = {}
@@ -220,11 +218,7 @@ def read_state(folder: Path) -> State:
     elif f"step-{state.step:08d}" != folder.name.removeprefix(TEMPORARY):
         what = f"it is the state of step {state.step}"
     if what:
-        raise TokmillError(
-            f"the checkpoint is damaged: {what}",
-            where=str(path),
-            hint="`tokmill train -o RUN` continues from the newest undamaged checkpoint",
-        )
+        raise damaged_checkpoint(path, what)
     if state.run != run_id(folder.parent.parent):
         raise OtherRun(
             "the checkpoint was written by another run",
@@ -338,8 +332,6 @@ def newest_whole(run: Path, engine: Engine) -> Path | None:
 
     Newer checkpoints that are damaged or of another run are renamed, and the first process prints
     this. Every process calls this function.
-
-    Raises `TokmillError` if there are checkpoints and none is whole.
     """
     folder = find_whole(run) if engine.rank == 0 else None
     step = int(engine.total([0 if folder is None else 1 + step_of_name(folder)])[0])
@@ -378,10 +370,7 @@ def find_whole(run: Path) -> Path | None:
 
 
 def check_checkpoint(folder: Path) -> State:
-    """Compare all files of a checkpoint with their digests, and return its state.
-
-    Raises `TokmillError` with the first damaged file.
-    """
+    """Compare all files of a checkpoint with their digests, and return its state."""
     state = read_state(folder)
     random = [name for name in state.files if RANDOM.fullmatch(name)]
     extra = [name for name in state.files if EXTRA.fullmatch(name)]

@@ -160,17 +160,11 @@ def import_model(
     """Make a run at step 0 of a public checkpoint; its weights are read as float32.
 
     Args:
-        folder: what `save_pretrained` of transformers wrote.
-        out: folder of the run.
         tokenizer: where the vocabulary comes from, if not from the folder: a tokenizer, or a store
             or run that carries one. With neither the run knows bare ids, which is enough for a
             model that predicts the next one.
         length: positions T that the run sees of a row; 0: what the model was made for, at most
             `LONGEST`.
-
-    Raises:
-        TokmillError: the checkpoint is of a model that none of ours can be, is not whole, or does
-            not fit its tokenizer.
     """
     folder, out = Path(folder), Path(out)
     if not (folder / CONFIG).exists():
@@ -291,17 +285,7 @@ def export(run: Path | str, out: Path | str, *, at: str = "", license: str = UNK
 def export_model(
     run: Path | str, folder: Path | str, *, at: str = "", license: str = UNKNOWN
 ) -> Path:
-    """Write the model of a run as a folder that transformers reads, and return the folder.
-
-    Args:
-        run: folder of a run on one column of tokens.
-        folder: a new one; config.json, written last, says that it is whole.
-        at: the weights (`weights.weights_at`).
-        license: what README.md says of it, such as `mit`.
-
-    Raises:
-        TokmillError: no public architecture computes the same, or the folder is taken.
-    """
+    """Write the model of a run as a folder that transformers reads, and return the folder."""
     run, folder = Path(run), Path(folder)
     task = load_task(run, at)
     public, head, column = public_parts(task, str(run))

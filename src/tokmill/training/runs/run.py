@@ -468,7 +468,6 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
 
 
 def last_metrics(run: Path) -> dict[str, float]:
-    """Return the last value of each metric of a run."""
     latest: dict[str, float] = {}
     for entry in metrics_of(run):
         latest.update(entry)

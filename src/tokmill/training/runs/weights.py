@@ -133,14 +133,8 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
     tasks have. Returns notes on the other weights, and on keys of the model that no weight shows.
 
     Args:
-        task: of the new run, made with the columns of `start_facts`.
         place: a run (its final weights, or its newest checkpoint), or a folder of it with weights,
             such as `RUN/checkpoints/step-00000500` or `RUN/best`.
-        facts: of the new run.
-        config: of the new run.
-
-    Raises:
-        TokmillError: there are no weights, or ids have another meaning, or the model differs.
     """
     run, weights = find_weights(place)
     check_ids(read_json(run / FACTS, Facts), facts, place)
@@ -225,8 +219,6 @@ def start_facts(place: Path, facts: Facts) -> Facts:
 
     A model may have more rows than its vocabulary has ids, and a store of bare ids may lack the
     largest ones.
-
-    Raises `TokmillError` if ids have another meaning there.
     """
     before: Facts = read_json(find_weights(place)[0] / FACTS, Facts)
     check_ids(before, facts, place)

@@ -56,7 +56,6 @@ def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
     """Return the matches of functions and blocks of two programs.
 
     Args:
-        a: the old program.
         b: the new program; one may have 32 and the other 64 bits.
         names: functions with the same symbol name are the same. Without it, nothing is used that
             `strip` removes.

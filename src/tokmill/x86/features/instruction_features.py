@@ -39,10 +39,7 @@ class Instructions:
 
 
 def instructions_of(graph: Graph) -> Instructions:
-    """Return the hashes of the instructions of a graph.
-
-    Raises `TokmillError` if the graph has instructions without bytes, or with more than 15.
-    """
+    """Return the hashes of the instructions of a graph."""
     if len(graph.lengths) and not 1 <= graph.lengths.min() <= graph.lengths.max() <= LONGEST:
         raise TokmillError(
             f"the graph has instructions without bytes, or with more than {LONGEST}",

@@ -77,16 +77,7 @@ class StoreFunctions:
 
 
 def store_functions(store: Store, graphs: Sequence[Path | str]) -> StoreFunctions:
-    """Return the features of the functions of a store.
-
-    Args:
-        store: a store of `tokmill build x86`, or selected from such stores.
-        graphs: graph files, or folders of them, that the store was built of; others are not read.
-
-    Raises:
-        TokmillError: the store has other columns, a record belongs to none of the graphs, or a
-            graph knows no imports, strings and constants.
-    """
+    """Return the features of the functions of a store."""
     check_columns(store)
     template = KeyTemplate(layout_of(store))
     numbers, keys = _programs(store)
@@ -124,10 +115,7 @@ def check_columns(store: Store) -> None:
 
 
 def layout_of(store: Store) -> str:
-    """Return the layout by which a store named its programs, by its plan or those it came from.
-
-    Raises `TokmillError` where no plan says it.
-    """
+    """Return the layout by which a store named its programs, by its plan or those it came from."""
     plan: Plan = read_plan(store.path)
     while plan.recipe["source"] == "select" and plan.roots:
         try:

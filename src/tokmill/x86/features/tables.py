@@ -86,11 +86,9 @@ def _labels(graph: Graph, function: Array, slot: Array, begin: Array, word: np.u
     """Return what describes the pointers to each function as a bag.
 
     Args:
-        graph: the program.
         function: (S,) i8, ascending by address.
         slot: (S,) u8, the addresses of the pointers.
         begin: (S,) u8, where their tables begin.
-        word: bytes of a pointer.
     """
     text = np.asarray([text != "" for text in graph.pointer_text], bool)
     hashes = np.zeros(len(text), np.uint64)

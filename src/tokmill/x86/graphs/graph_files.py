@@ -116,11 +116,7 @@ def write_graph(graph: Graph, path: Path, digest: str = "", lifter: str = "") ->
 
 @bounded_reader
 def read_graph(path: Path | str) -> Graph:
-    """Return the graph in a Parquet file that `write_graph` made.
-
-    Raises `TokmillError` for a file that is damaged, holds something else, or is of another
-    version.
-    """
+    """Return the graph in a Parquet file that `write_graph` made."""
     graph = _read_graph(Path(path))
     # What Arrow keeps of a large file for itself is several times as large as the graph.
     plugins.require("pyarrow").default_memory_pool().release_unused()
@@ -279,10 +275,7 @@ def _fits(graph: Graph) -> bool:
 
 
 def read_facts(path: Path) -> About | None:
-    """Return the facts of a graph in a Parquet file; None where the file holds something else.
-
-    Raises `TokmillError` for a file that is damaged, or a graph of another version.
-    """
+    """Return the facts of a graph in a Parquet file; None where the file holds something else."""
     with _arrow_errors(path):
         file = plugins.require("pyarrow.parquet").ParquetFile(path)
         there = KEY in (file.schema_arrow.metadata or {})

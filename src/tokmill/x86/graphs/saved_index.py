@@ -35,17 +35,11 @@ def graphs_of(path: Path | str, levels: Sequence[str] | None = None) -> Iterator
     """Yield the graph of each program of an extract or an index; no code in it is run.
 
     Args:
-        path: the pickle.
         levels: the optimisation levels of an index's programs, in the order of its lists; without
             them they are unknown.
 
     The graph of an extract has the name of its file, those of an index are
     PROJECT-saved_index-LEVEL-NUMBER; `level_of` reads the level from either.
-
-    Raises:
-        TokmillError: the file holds something else, or a name that is not data.
-        UsageError: a level is unknown, there are not as many as programs, or the file is an
-            extract.
     """
     path = Path(path)
     programs: list[Recorded] = []

@@ -82,13 +82,7 @@ class KeyTemplate:
         return match.groupdict() if match else None if self.template else {}
 
     def key(self, name: str, compiler: str = "", level: str = "") -> Key:
-        """Return the key of a program; fields that are not known are `unknown`.
-
-        Args:
-            name: name of the input.
-            compiler: the compiler by the file, for templates without this field.
-            level: the optimisation level by the file.
-        """
+        """Return the key of a program; fields that are not known are `unknown`."""
         values = {"program": name, "compiler": compiler, "level": level}
         values |= dict(self.fields(name) or {})
         return Key(*(values.get(field) or UNKNOWN for field in Key._fields))

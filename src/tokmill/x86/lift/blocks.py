@@ -185,7 +185,6 @@ def slot_calls(
     """Return which calls go through a slot, and which one: (n,) i8 into `rows`, (n,) u8.
 
     Args:
-        instructions: All of the program.
         rows: (m,) i8, rows of calls and jumps through registers or memory.
         before: (m,) i8, how many instructions of the same block lie before each.
         slots: u8, ascending, where pointers to imports lie.

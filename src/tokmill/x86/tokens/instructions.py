@@ -68,10 +68,6 @@ def collect(
     bytes: `text` (Intel syntax at address 0), `bytes` (hexadecimal), `code` (the `Code` of
     iced-x86), `bits` of the code, `count`, and the number of `programs` that have it. It takes
     about 28 bytes of memory a row.
-
-    Raises:
-        UsageError: `out` does not end in .csv.
-        TokmillError: a path does not exist, or nothing could be read.
     """
     if out.suffix != ".csv":
         raise UsageError("instructions are written as CSV", where=str(out), hint="-o NAME.csv")

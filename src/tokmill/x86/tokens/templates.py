@@ -125,8 +125,6 @@ class Templates:
         """Make an empty cache.
 
         Args:
-            rules: name of the rules.
-            bits: 64 or 32.
             vocabularies: column → vocabulary; unknown tokens become `[UNK]`. None: open
                 vocabularies, which grow, for counting.
             separator: whether each instruction ends in a `[SEP]`, in all columns.

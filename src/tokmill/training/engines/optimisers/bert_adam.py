@@ -39,23 +39,17 @@ class BertAdamConfig(OptimConfig, frozen=True, forbid_unknown_fields=True, kw_on
     """Keys of BertAdam with the defaults of BERT; `clip` limits each weight's gradient."""
 
     kind: Literal["bert_adam"] = "bert_adam"
-    """Which optimiser this is."""
     lr: Amount = 1e-4
     """Largest learning rate; fine-tuning wants 2e-5 to 5e-5."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "linear"
-    """How it falls after the warm-up; wsd: it stays, and falls linearly at the end."""
     warmup: Natural = 0
     """Steps over which it rises linearly; 0: `warmup_share` says how many."""
     warmup_share: Part = 0.1
     """Share of the steps over which it rises linearly."""
     floor: Share = 0.0
-    """Share of `lr` at which the schedule ends."""
     weight_decay: Amount = 0.01
-    """Decay of matrices."""
     betas: tuple[Part, Part] = (0.9, 0.999)
-    """Decay rates of Adam's two moments."""
     eps: Amount = 1e-6
-    """Added to the root of the second moment."""
     exact_original: bool = False
     """Do as the PyTorch class of this name: biases and norms decay too, the rate is 0 in the first
     step, and after the warm-up it is `lr` times the share of the steps that is left."""

@@ -45,7 +45,6 @@ class MuonConfig(OptimConfig, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Muon's keys, beside those of AdamW, which updates embeddings, heads, norms and biases."""
 
     kind: Literal["muon"] = "muon"
-    """Which optimiser this is."""
     lr: Amount = 4e-3
     """Largest learning rate; 4e-3 to 8e-3 were best where AdamW's best was 1.5e-3 to 3e-3."""
     momentum: Part = 0.95

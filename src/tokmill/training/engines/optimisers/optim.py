@@ -84,13 +84,7 @@ class Kind(Protocol):
 def make_optimizer(
     groups: Iterable[Group], config: OptimConfig, blocks: Iterable[nn.Module] = ()
 ) -> torch.optim.Optimizer:
-    """Return the optimiser that a recipe asks for.
-
-    Args:
-        groups: of parameters, each with `weight_decay` and `lr_scale`.
-        config: of the kind.
-        blocks: of the model, as `blocks_of` yields them.
-    """
+    """Return the optimiser that a recipe asks for."""
     return plugins.load(plugins.OPTIMIZERS, config.kind)(list(groups), config, list(blocks))
 
 

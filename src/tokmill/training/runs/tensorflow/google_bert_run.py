@@ -29,20 +29,12 @@ class BertCheckpoint(NamedTuple):
     """Name in transformers → tensor in float32; it stays in its file until it is read. Whether they
     are those of a BERT is not known yet."""
     place: Path
-    """The folder."""
     left_out: list[str]
     """Variables of the optimiser."""
 
 
 def read_bert(place: Path | str) -> BertCheckpoint:
-    """Read a checkpoint of Google's BERT code.
-
-    Args:
-        place: its folder, `…/bert_model.ckpt`, or one of its files.
-
-    Raises:
-        TokmillError: the checkpoint is damaged or is not whole.
-    """
+    """Read a checkpoint of Google's BERT code."""
     prefix = find_bundle(Path(place))
     file = prefix.with_name(BERT_CONFIG)
     if not file.exists():
@@ -69,16 +61,7 @@ def import_bert(
     tokenizer: Path | str | None = None,
     length: int = 0,
 ) -> Run:
-    """Make a run at step 0 of a checkpoint of Google's BERT code, of the task `sentence_pair`.
-
-    Args:
-        place: as of `read_bert`.
-        out, tokenizer, length: as of `exchange.import_model`; without a tokenizer it is the
-            vocab.txt beside the checkpoint.
-
-    Raises:
-        TokmillError: as of both.
-    """
+    """Make a run at step 0 of a checkpoint of Google's BERT code, of the task `sentence_pair`."""
     bert = read_bert(place)
     config, words = bert.config.to_config(), bert.place / WORDS
     if tokenizer is None and words.exists():

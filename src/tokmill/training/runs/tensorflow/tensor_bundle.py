@@ -48,11 +48,7 @@ Checksum = Callable[[Any], int]
 
 
 def read_table(path: Path, checksum: Checksum) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a table, in the order of the keys.
-
-    Raises `TokmillError` where the file is damaged or compressed, `MachineError` where it cannot be
-    read.
-    """
+    """Yield the keys and values of a table, in the order of the keys."""
     with reading(path) as handle:
         size = handle.seek(0, 2)
         handle.seek(0)
@@ -185,7 +181,6 @@ class TensorEntry(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The name of the dtype."""
         if self.dtype == BFLOAT16:
             return "bfloat16"
         dtype = DTYPES.get(self.dtype)
@@ -232,9 +227,6 @@ class TensorBundle:
 
         float32, float16, int32 and int64 keep their dtype; bfloat16 becomes float32, which is
         exact. Changes to the array do not change the file.
-
-        Raises `TokmillError` for another dtype, a partitioned variable, a wrong checksum, or a
-        name that is not there.
         """
         if name not in self.entries:
             raise TokmillError(
@@ -381,10 +373,7 @@ def is_tensorflow(place: Path) -> bool:
 
 
 def find_bundle(place: Path) -> Path:
-    """Return the prefix of a checkpoint; `place`: its folder, its prefix, or one of its files.
-
-    Raises `TokmillError` if there is no checkpoint of the format V2, or several.
-    """
+    """Return the prefix of a checkpoint; `place`: its folder, its prefix, or one of its files."""
     with machine_errors("read", place):
         if place.is_dir():
             indexes = sorted(place.glob(f"*{INDEX}"))

@@ -17,11 +17,6 @@ SHOWN = 8
 def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramChanges:
     """Return what changed in data with a name, in constants that functions use, and in the names
     that programs take from others and offer to them.
-
-    Args:
-        compared: the operands of both programs.
-        pairs: those that were compared.
-        same: (N,) bool, which of them refer to the same.
     """
     graphs = [side.graph for side in compared.sides]
     if not all(graph.facts for graph in graphs):

@@ -38,9 +38,7 @@ def compare(
     """Return the operands that differ in pairs of blocks with the same shape, and other changes.
 
     Args:
-        compared: the operands of both programs.
         alone: a hash of each function without the functions it leads to, (F,) u8 of each program.
-        blocks: the matches of blocks.
         rows: i8, ascending: the pairs of blocks.
     """
     graphs = [side.graph for side in compared.sides]

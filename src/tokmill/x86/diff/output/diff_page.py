@@ -71,13 +71,8 @@ def diff_page(
     """Write the page of a diff: the most changed functions first, then those of only one program.
 
     Args:
-        a: the old program, with the code of its blocks.
-        b: the new one.
-        diff: the matches of their functions and blocks.
-        out: the `.html` file.
         called: names of the programs on the page, for example if both have the same name; by
             default those in their graphs.
-        most: largest number of bytes of code on the page.
     """
     jinja = plugins.require("jinja2")
     plugins.require("iced_x86")

@@ -51,11 +51,9 @@ def slots(
     """Return `slot`, `slot_place` and `slot_size` as of a `Graph`.
 
     Args:
-        ops: the operands of n instructions.
         rows: i8, those with a place on the stack.
         depth: (n,) i8, as `depths` returns.
         function: (n,) i8, ascending.
-        first: the row of the first instruction in the graph.
     """
     # The frame pointer stands where the stack pointer stood when it was set.
     sets = np.flatnonzero(sets_frame(ops))
@@ -91,7 +89,6 @@ def depths(
     the stack pointer from another register (an epilogue) is left out.
 
     Args:
-        grows: (n,) i8, as `growth` returns.
         blocks: the blocks of the graph that the instructions are in.
         begins: u8, where the functions of these begin.
         function: (B,) i8, the function of each of these blocks.

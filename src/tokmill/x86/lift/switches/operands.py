@@ -97,7 +97,6 @@ def operands(data: Array, start: Array, length: Array, bits: int) -> Operands:
     Args:
         data: u1, with `LONGEST` bytes after the last instruction.
         start, length: (n,) i8 and u1, places in `data` and bytes of the instructions.
-        bits: 64 or 32.
     """
     at, rex, small, thread = _skip_prefixes(data, start, bits)
     how, opmap, opcode, at, extend_first, extend_base = _opcodes(data, at, rex, bits)

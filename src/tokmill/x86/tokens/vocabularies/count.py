@@ -51,10 +51,6 @@ def count_programs(
     `mne` and `eflag` have one token for each instruction, the other columns one for each token of
     `asm`. A block that several functions share is counted for each, as in a store. The result does
     not depend on `workers`.
-
-    Raises:
-        UsageError: the rules are unknown, or `levels` do not fit.
-        TokmillError: a path does not exist, or nothing could be counted.
     """
     make_rules(rules)
     files, left_out = find_inputs(inputs, choice)

@@ -169,12 +169,8 @@ def read_vocabularies(folder: Path | str, rules: str | None = None) -> Vocabular
     """Return the six vocabularies in a folder or a store, in any of the three forms.
 
     Args:
-        folder: the folder of the lists, or a store.
         rules: the rules that the lists must have. None: those that the lists name; text and pickles
             name none and are read as `semanticbbv`.
-
-    Raises:
-        TokmillError: a column has no list, a file is not a list, or lists are for other rules.
     """
     lists = find_lists(folder, rules)
     for one in lists.values():
