@@ -28,11 +28,11 @@ from tokmill.models.transformers.transformer import Encoder, EncoderConfig
 VOCAB, ROWS, LENGTH, SHARE = 30_522, 8, 128, 0.15
 CONFIG = EncoderConfig(dim=512, layers=4, heads=8, hidden=2048, context=LENGTH)
 PEER = "transformers BertForMaskedLM"
-SPARSE = "the same, its head on predicted positions alone"
+SPARSE = "the same, head on masked positions only"
 WAYS = (
-    "everything is computed",
-    "heads: predicted positions alone",
-    "heads and last layer: predicted positions alone",
+    "all positions",
+    "heads: masked positions only",
+    "heads and last layer: masked positions only",
     PEER,
     SPARSE,
 )
@@ -190,7 +190,7 @@ def main(rounds: int = 8) -> list[str]:
     threads = torch.get_num_threads()
     lines = [
         "A forward and a backward pass, 8 rows of 128 tokens of which 15 % are predicted, 4",
-        f"layers, 512 wide, {VOCAB:,} ids, fp32, {threads} threads; best of turns, losses equal",
+        f"layers, 512 wide, {VOCAB:,} ids, fp32, {threads} threads; best round, losses equal",
         "to 1e-6.",
         "",
     ]
@@ -198,7 +198,7 @@ def main(rounds: int = 8) -> list[str]:
     for way in WAYS:
         wall, busy = (1e3 * min(column) for column in zip(*times[way], strict=True))
         rows.append([way, f"{wall:,.0f}", f"{busy:,.0f}", f"{peak(way) / 2**20:,.0f}"])
-    head = ["what", "ms a step", "CPU ms a step", "peak MiB above the weights"]
+    head = ["variant", "ms per step", "CPU ms per step", "peak MiB without the weights"]
     return lines + markdown(head, rows)
 
 

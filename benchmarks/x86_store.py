@@ -157,7 +157,7 @@ def main(cache: Path) -> list[str]:
         f"{PROGRAMS} programs of this machine below {human_bytes(MOST_BYTES)}, "
         f"{human_bytes(size(folder))}, {instructions:,} instructions; tokens verified equal.",
         "",
-        "| what | seconds | instructions a second | peak MiB | on disk | wall time / first |",
+        "| program | seconds | instructions/s | peak MiB | on disk | wall time / first |",
         "|---|---|---|---|---|---|",
     ]
     for one, bytes_ in rows:
