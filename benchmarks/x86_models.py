@@ -225,9 +225,9 @@ def main(cache: Path) -> list[str]:
         f"{max(map(abs, apart.values())):.4f} at any evaluation.",
         "",
         f"{PROGRAMS:,} programs of this machine below {LARGEST // 1000} KB, distinct functions: "
-        f"{seen}programs. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {STEPS:,} steps of "
-        "16 rows of 256 positions in float32 and one thread; the decoder has the same layers and "
-        "width. Rows, their order and, except for the decoder, the initial weights are equal. The "
+        f"{seen}programs. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {STEPS:,} "
+        "steps of 16 rows of 256 positions in float32 and one thread; the decoder has the same layers "
+        "and width. Rows, their order and, except for the decoder, the initial weights are equal. The "
         f"loss is the sum over six columns, on {LONGER['run.eval_rows']} rows of held-out "
         f"programs; the unigram loss is {unigram(train, val, COLUMNS):.3f}. CPU seconds "
         "are of whole processes with evaluations.",
