@@ -226,10 +226,10 @@ def main(cache: Path) -> list[str]:
         "",
         f"{PROGRAMS:,} programs of this machine below {LARGEST // 1000} KB, distinct functions: "
         f"{seen}programs. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {STEPS:,} "
-        "steps of 16 rows of 256 positions in float32 and one thread; the decoder has the same layers "
-        "and width. Rows, their order and, except for the decoder, the initial weights are equal. The "
-        f"loss is the sum over six columns, on {LONGER['run.eval_rows']} rows of held-out "
-        f"programs; the unigram loss is {unigram(train, val, COLUMNS):.3f}. CPU seconds "
+        "steps of 16 rows of 256 positions in float32 and one thread; the decoder has the same "
+        "layers and width. Rows, their order and, except for the decoder, the initial weights are "
+        f"equal. The loss is the sum over six columns, on {LONGER['run.eval_rows']} rows of "
+        f"held-out programs; the unigram loss is {unigram(train, val, COLUMNS):.3f}. CPU seconds "
         "are of whole processes with evaluations.",
         "",
         *markdown(
