@@ -74,7 +74,7 @@ def _row(title: str, results: Sequence[Result], names: Sequence[str]) -> list[st
             scores = [one.scores[name].f1 if name in one.scores else 0.0 for one in results]
             found[name] = statistics.mean(scores)
     cells = [f"{found[name]:.3f}" if name in found else "–" for name in names]
-    # A limit of ours is no measure of how much better an answer is.
+    # A limit of ours is not a measure of how much better an answer is.
     ended = all(THEIRS in one.scores for one in results)
     gain = f"{found[OURS] - found[THEIRS]:+.3f}" if ended else "–"
     return [title, str(len(results)), *cells, gain]

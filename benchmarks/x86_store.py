@@ -190,7 +190,7 @@ def machine(cache: Path) -> list[str]:
         "|---|---|",
         f"| time | {human_time(one.best)} |",
         f"| peak memory | {one.memory / 2**20:,.0f} MiB resident, of which "
-        f"{one.anonymous[0] / 2**20:,.0f} MiB are no pages of files |",
+        f"{one.anonymous[0] / 2**20:,.0f} MiB are not pages of files |",
         f"| programs | {notes['programs']:,} of {planned:,} |",
         f"| functions | {notes['functions']:,} |",
         f"| blocks | {notes['blocks']:,} |",

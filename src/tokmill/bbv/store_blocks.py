@@ -65,7 +65,7 @@ class Blocks(NamedTuple):
 def read_blocks(path: str, fingerprint: str) -> Blocks:
     """Return the blocks of a store; cached by the fingerprint, which it must have.
 
-    Raises `TokmillError` if it is no store of blocks.
+    Raises `TokmillError` if it is not a store of blocks.
     """
     store = Store(path)
     if store.fingerprint != fingerprint:
@@ -160,7 +160,7 @@ def open_blocks(path: str) -> Blocks:
 
 def _no_blocks(path: str, why: str) -> TokmillError:
     return TokmillError(
-        f"this is no store of basic blocks: {why}",
+        f"this is not a store of basic blocks: {why}",
         where=path,
         hint="tokmill build x86 PROGRAM LIBRARY… --unit block -o STORE makes one",
     )

@@ -66,14 +66,14 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
     """Publish a finished store, with its finished overlays, at an address.
 
     Raises:
-        UsageError: this is no address that can be written.
+        UsageError: this is not an address that can be written.
         TokmillError: another store, or another file, stands there; or the store is not finished.
         MachineError: the server does not answer, or refuses.
     """
     where = remote.target_of(address)
     opened = Store(store)
     if opened.remote is not None or opened.partial:
-        what = "lies at an address already" if opened.remote else "is not complete"
+        what = "is at an address already" if opened.remote else "is not complete"
         hint = "finish it with the same `tokmill build`, or pull it first"
         raise TokmillError(f"the store {what}", where=str(store), hint=hint)
     result = Pushed(address=where)
@@ -127,7 +127,7 @@ class Sending(NamedTuple):
         facts = remote.head(f"{self.address}/{name}")
         if facts.size != size or remote.digest(facts) != sha256:
             raise TokmillError(
-                "another file stands at this address, and is not replaced",
+                "another file is at this address, and is not replaced",
                 where=facts.address,
                 hint="push to another address, or remove what is there first",
             )
@@ -158,14 +158,16 @@ def pull(address: str, out: Path, advance: Advance = lambda size: None) -> Store
     """Copy the store at an address, with its overlays, into a folder, and return it.
 
     Raises:
-        UsageError: this is no address.
+        UsageError: this is not an address.
         TokmillError: there is no store; the folder holds something else; a file is not what the
             store says of it.
         MachineError: the server does not answer, or the disk has no room.
     """
     source = address_of(address)
     if not source:
-        raise UsageError("this is no address", where=str(address), hint="such as s3://BUCKET/NAME")
+        raise UsageError(
+            "this is not an address", where=str(address), hint="such as s3://BUCKET/NAME"
+        )
     data, manifest = read_manifest(source)
     _check_folder(out, source, data)
     files = files_at(source, manifest)
