@@ -72,7 +72,7 @@ def _row(title: str, results: Sequence[Result], names: Sequence[str]) -> list[st
         name: statistics.mean(one.scores[name].f1 if name in one.scores else 0.0 for one in results)
         for name in names
     }
-    # A limit of ours is no measure of how much better an answer is.
+    # A limit of ours is not a measure of how much better an answer is.
     ended = not any(one.failed for one in results)
     gain = f"{found[OURS] - found[THEIRS]:+.3f}" if ended else "–"
     return [title, str(len(results)), *(f"{found[name]:.3f}" for name in names), gain]

@@ -140,7 +140,7 @@ def batches(cache: Path, peers_python: str, rounds: int) -> list[str]:
         ]
         for name, seconds in best.items()
     ]  # fmt: skip
-    return markdown(["loader", "batches/s", "million tokens/s", "against the first"], rows)
+    return markdown(["loader", "batches/s", "million tokens/s", "/ first"], rows)
 
 
 def resumes(cache: Path, rounds: int) -> list[str]:
@@ -151,7 +151,7 @@ def resumes(cache: Path, rounds: int) -> list[str]:
     best = in_turns(
         {kind: child(sys.executable, script, str(place), kind) for kind in kinds}, rounds
     )
-    what = f"first batch of a fresh process at step {RESUMED:,}, imports left out"
+    what = f"first batch of a new process at step {RESUMED:,}, without imports"
     return markdown([what, "seconds"], [[kind, f"{best[kind]:.3f}"] for kind in kinds])
 
 
@@ -170,8 +170,8 @@ def main(cache: Path, peers_python: str, rounds: int = 5) -> list[str]:
     store = Store(files(cache)[0])
     return [
         f"{store.tokens / 1e6:,.0f} million tokens in {store.records:,} documents and "
-        f"{len(store.shards)} shards; {ROWS} rows of {LENGTH:,} tokens a batch, x and y as int64; "
-        f"best of {rounds} rounds of {BATCHES} batches, in turns.",
+        f"{len(store.shards)} shards; {ROWS} rows of {LENGTH:,} tokens per batch, x and y as "
+        f"int64; best of {rounds} rounds of {BATCHES} batches, in turns.",
         "",
         *batches(cache, peers_python, rounds),
         "",

@@ -126,7 +126,7 @@ def speed(bench: Bench, cases: Sequence[programs.Case]) -> list[str]:
             left = f" ({len(pairs)})" if len(pairs) < len(members) else ""
             rows.append([title, f"{size:,.0f}", f"{NAMES[who]}{left}", *cells])
     head = [
-        "program", "code, KB", "contestant", "CPU seconds", "whole process, seconds", "peak MiB",
+        "program", "code, KB", "tool", "CPU seconds", "whole process, seconds", "peak MiB",
         "CPU / tokmill", "peak / tokmill",
     ]  # fmt: skip
     return markdown(head, rows)
@@ -140,8 +140,8 @@ def main(cache: Path, peers_python: str, *, reuse: bool = False) -> list[str]:
     return [
         f"{len(built)} programs built here (C, C++, random bytes between functions, PE) and "
         f"{len(cases) - len(built)} of this machine. Recall / precision of function starts in per "
-        "cent, from the stripped file; truth: symbols of functions, parts of functions (`.cold`, "
-        "`.part`) left out. angr: CFGFast(normalize=True); SMDA with unwind tables; of objdump the "
+        "cent, from the stripped file; ground truth: function symbols, without parts of functions "
+        "(`.cold`, `.part`). angr: CFGFast(normalize=True); SMDA with unwind tables; objdump: the "
         "targets of calls in its linear sweep.",
         "",
         *(f"- Left out: {line}." for line in made.missing),

@@ -28,7 +28,7 @@ class Contestant:
     seconds: list[float] = field(default_factory=list)
     peak: list[int] = field(default_factory=list)
     anonymous: list[int] = field(default_factory=list)
-    """Of trees: the most bytes that are no pages of files, which the system may drop at any time
+    """Of trees: the most bytes that are not pages of files, which the system may drop at any time
     and which processes that share them count once each."""
 
     @property

@@ -49,7 +49,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "distilbert": ("distilbert", {}),
     "distilbert, buckets": ("distilbert", {"tokens": "buckets"}),
     "distilbert, 6 × 12 × 768": ("distilbert", LARGE),
-    "distilbert, MLIR-RL's (cut to 128 buckets)": ("distilbert", ORIGINAL),
+    "distilbert, MLIR-RL's (truncated to 128 buckets)": ("distilbert", ORIGINAL),
 }
 
 
@@ -136,7 +136,7 @@ def main() -> list[str]:
     ]  # fmt: skip
     return [
         f"Batches of {ROWS} operations, CPU time of one thread, best of {ROUNDS} rounds. "
-        "Peer: transformers' DistilBertModel of the same sizes.",
+        "Reference: transformers' DistilBertModel of the same sizes.",
         "",
         *markdown(head, rows),
     ]

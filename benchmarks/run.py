@@ -42,8 +42,8 @@ HEAD = """\
 `make bench` makes this file, `make bench SECTIONS="batches sampling"` some of its sections.
 
 Times are of whole processes, imports and fsync included, unless a section says otherwise;
-contestants take turns and the best round counts. Machines are noisy: trust ratios within one table.
-The text is source code and documentation found on the machine (`benchmarks/corpus.py`).
+the programs run in turns, and the best round counts. Machines are noisy: trust ratios within one
+table. The text is source code and documentation found on the machine (`benchmarks/corpus.py`).
 """
 
 
@@ -74,7 +74,7 @@ def sections(cache: Path, peers_python: str) -> dict[str, tuple[str, Callable[[]
         ),
         "diffing": ("Diffing", lambda: diffing.main(cache, peers_python)),
         "schedules": (
-            "Schedules: PPO beside searches",
+            "Schedules: PPO and search",
             lambda: schedules.main(cache),
         ),
         "policies": ("Embeddings of schedule policies", policies.main),

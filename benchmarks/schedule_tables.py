@@ -15,9 +15,9 @@ POINTS = (8, 16, 24, 64)
 SLOWER = 1.02
 """Times the baseline's time: what takes longer is a regression."""
 LEGEND = (
-    f'"slower": the share of modules, over all seeds, whose schedule of the column before it takes '
-    f"over {SLOWER - 1:.0%} longer than the baseline, beyond the noise. Gains are as they were "
-    "confirmed, below 1 too; a contestant without any schedule that gave a result counts as 1."
+    f'"slower": the share of modules, over all seeds, whose schedule in the previous column takes '
+    f"over {SLOWER - 1:.0%} longer than the baseline, beyond the noise. Speed-ups are confirmed by "
+    "new measurements and may be below 1; a method without a valid schedule counts as 1."
 )
 
 
@@ -104,7 +104,7 @@ def contest(
     budget = len(next(iter(table.values()))[0].curve)
     points = [point for point in POINTS if point <= budget] or [budget]
     head = [
-        "contestant", "learned modules", "slower", "held out, no measurement", "slower",
+        "method", "training modules", "slower", "held out, zero-shot", "slower",
         f"held out, best of {tried}", "slower", *(f"after {point}" for point in points),
         "own CPU s", "wall s, each seed",
     ]  # fmt: skip
@@ -150,12 +150,12 @@ def curves(table: Table, learns: Sequence[str], title: str, base: str) -> Figure
 def kernelbench(
     found: Mapping[str, Mapping[str, Mapping[str, float]]], lines: Sequence[str], tried: int
 ) -> list[str]:
-    """Return the table of shapes that nothing was learned from.
+    """Return the table of held-out shapes.
 
     `found`: contestant → `zero` and `best` (module → gain).
     """
     return markdown(
-        ["contestant", "no measurement", "slower", f"best of {tried}", "slower"],
+        ["method", "zero-shot", "slower", f"best of {tried}", "slower"],
         [
             [name, *beside(one["zero"], lines), *beside(one["best"], lines)]
             for name, one in found.items()

@@ -246,9 +246,9 @@ def shapes_of_kernelbench(contest: Contest) -> list[str]:
     for name, gains in schedule_peers.gains(bases(contest, lines)).items():
         found[name] = {"zero": {}, "best": gains}
     return [
-        f"Shapes of KernelBench's level 1 ({len(lines)}), space `loops`: policies of seed "
-        f"{seed}, as they were trained above, {SHAPES_TRIED} evaluations each. Geometric means of "
-        f"how many times as fast as {BASE}.",
+        f"Shapes of KernelBench's level 1 ({len(lines)}), space `loops`: the policies of seed "
+        f"{seed} above, {SHAPES_TRIED} evaluations each. Geometric means of the speed-up over "
+        "no schedule.",
         "",
         *schedule_tables.kernelbench(found, lines, SHAPES_TRIED),
     ]
@@ -322,21 +322,21 @@ def main(cache: Path) -> list[str]:
     (contest.folder / "curves.svg").write_bytes(render(figure, "svg"))
     peers = schedule_peers.gains(bases(contest, (*LEARNED, *HELD_OUT)))
     lines = [
-        f"`python benchmarks/schedules.py CACHE`, space `loops`: {len(LEARNED)} modules "
-        f"to learn from, {BUDGET} evaluations each, and {len(HELD_OUT)} held-out ones, "
-        f"{TRIED} each; {len(SEEDS)} seeds. Geometric means of how "
-        f"many times as fast as {BASE}, CPU time of one thread; in brackets the 95 % interval over "
-        "seeds.",
+        f"`python benchmarks/schedules.py CACHE`, space `loops`: {len(LEARNED)} training "
+        f"modules, {BUDGET} evaluations each, and {len(HELD_OUT)} held-out ones, "
+        f"{TRIED} each; {len(SEEDS)} seeds. Geometric means of the "
+        "speed-up over no schedule, CPU time of one thread; in brackets the 95 % confidence "
+        "interval over seeds.",
         "",
         *schedule_tables.contest(table, peers, LEARNED, HELD_OUT, TRIED),
         "",
         schedule_tables.LEGEND,
-        '"after n": the best so far after n evaluations a learned module, not measured again. '
-        "A search knows nothing of other modules; a policy has spent its evaluations on the "
-        "learned ones before it sees a held-out one. IREE's flags are its default, O3, data tiling "
-        "and im2col.",
+        '"after n": the best so far after n evaluations per training module, not measured '
+        "again. A search uses only its own module; a policy has used its evaluations on the "
+        "training modules before it meets a held-out one. IREE's flags are its default, O3, data "
+        "tiling and im2col.",
         "",
-        f"Learned: {', '.join(f'`{line}`' for line in LEARNED)}. Held out: "
+        f"Training: {', '.join(f'`{line}`' for line in LEARNED)}. Held out: "
         f"{', '.join(f'`{line}`' for line in HELD_OUT)}.",
     ]
     return [*lines, "", *shapes_of_kernelbench(contest)]

@@ -1,4 +1,4 @@
-"""Simulation points that programs share, by learned signatures: from programs to a table.
+"""Simulation points shared by programs, by learned signatures: from programs to a table.
 
 Three programs run on several inputs under `tokmill bbv profile --measured`. Their intervals are
 joined with the blocks of programs and libraries; blocks get vectors of a small model that has read

@@ -215,25 +215,27 @@ def main(cache: Path) -> list[str]:
         ]
         for one in curves
     ]
-    seen = f"{Store(train).tokens:,} tokens to learn from, {Store(val).tokens:,} of other programs"
+    seen = (
+        f"{Store(train).tokens:,} training tokens, {Store(val).tokens:,} held-out tokens of other "
+    )
     better = "is better" if decoder.losses[decoder.last] < own.losses[own.last] else "is worse"
     return [
         f"After as many CPU seconds the decoder {better} than RWKV-7. RWKV-7 lies "
         f"{apart[own.last]:+.4f} nats from the authors' formula at the end, and at most "
         f"{max(map(abs, apart.values())):.4f} at any evaluation.",
         "",
-        f"{PROGRAMS:,} programs of this machine below {LARGEST // 1000} KB, different functions: "
-        f"{seen}. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {STEPS:,} steps of "
-        "16 rows of 256 positions in float32 and one thread; the decoder has the same layers and "
-        "width. Rows, their order and, but for the decoder, the first weights are equal. The loss "
-        f"is the sum over six columns, on {LONGER['run.eval_rows']} rows of programs that are not "
-        f"learned; guessing by frequency it is {unigram(train, val, COLUMNS):.3f}. CPU seconds "
+        f"{PROGRAMS:,} programs of this machine below {LARGEST // 1000} KB, distinct functions: "
+        f"{seen}programs. `recipes/x86/rwkv7-tiny.toml` at width {LONGER['model.dim']}, {STEPS:,} "
+        "steps of 16 rows of 256 positions in float32 and one thread; the decoder has the same "
+        "layers and width. Rows, their order and, except for the decoder, the initial weights are "
+        f"equal. The loss is the sum over six columns, on {LONGER['run.eval_rows']} rows of "
+        f"held-out programs; the unigram loss is {unigram(train, val, COLUMNS):.3f}. CPU seconds "
         "are of whole processes with evaluations.",
         "",
         *markdown(
             [
-                "what", "weights, millions", "loss at 1 M positions", "5 M", "10 M", "20 M",
-                "at its end", "its positions, millions", "CPU seconds", "positions a second",
+                "model", "parameters, millions", "loss at 1 M positions", "5 M", "10 M", "20 M",
+                "at the end", "positions, millions", "CPU seconds", "positions/s",
             ],
             rows,
         ),

@@ -157,7 +157,7 @@ def main(cache: Path) -> list[str]:
         f"{PROGRAMS} programs of this machine below {human_bytes(MOST_BYTES)}, "
         f"{human_bytes(size(folder))}, {instructions:,} instructions; tokens verified equal.",
         "",
-        "| what | seconds | instructions a second | peak MiB | on disk | wall time / first |",
+        "| program | seconds | instructions/s | peak MiB | on disk | wall time / first |",
         "|---|---|---|---|---|---|",
     ]
     for one, bytes_ in rows:
@@ -190,7 +190,7 @@ def machine(cache: Path) -> list[str]:
         "|---|---|",
         f"| time | {human_time(one.best)} |",
         f"| peak memory | {one.memory / 2**20:,.0f} MiB resident, of which "
-        f"{one.anonymous[0] / 2**20:,.0f} MiB are no pages of files |",
+        f"{one.anonymous[0] / 2**20:,.0f} MiB are not pages of files |",
         f"| programs | {notes['programs']:,} of {planned:,} |",
         f"| functions | {notes['functions']:,} |",
         f"| blocks | {notes['blocks']:,} |",

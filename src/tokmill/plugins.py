@@ -38,7 +38,7 @@ SOURCES: dict[str, Part] = {
         ".x86.pairs:PairsSource", "x86", "pairs of graphs of programs: walks through both"
     ),
     "bbv": Part(
-        ".bbv.execution_source:BbvSource", "", "basic block vectors of programs that ran, and CPI"
+        ".bbv.execution_source:BbvSource", "", "basic block vectors of executions, and CPI"
     ),
     "mlir": Part(
         ".mlir.module_source:MlirSource",
@@ -167,11 +167,11 @@ RULES: dict[str, Part] = {
 
 BASELINES: dict[str, Part] = {
     # vectors of functions of programs that no model made (`tokmill.x86.features.baselines`)
-    "opcodes": Part(".x86.features.baselines:opcodes", "x86", "code alone: histogram of mnemonics"),
+    "opcodes": Part(".x86.features.baselines:opcodes", "x86", "only code: histogram of mnemonics"),
     "code-around": Part(
         ".x86.features.baselines:code_around",
         "x86",
-        "code alone: seven cosines, of a function, its callees and its callers",
+        "only code: seven cosines, of a function, its callees and its callers",
     ),
     "facts": Part(
         ".x86.features.baselines:facts",
@@ -248,14 +248,14 @@ COMMANDS: dict[str, Part] = {
     ),
     "rl": Part(".rl.commands.rl_command:app", "", "Find and replay schedules of MLIR modules."),
     "train": Part(".cli.train_command:train", "", "Train a model on a store."),
-    "eval": Part(".cli.eval_command:evaluate", "", "Measure the loss of a run on a store."),
+    "eval": Part(".cli.eval_command:evaluate", "", "Evaluate a run on a store."),
     "trace": Part(".cli.trace_command:trace", "", "Show which documents a step of a run reads."),
     "predict": Part(".cli.eval_command:predict", "", "Predict the classes of records."),
-    "embed": Part(".cli.eval_command:embed", "", "Make vectors of records with a run."),
+    "embed": Part(".cli.eval_command:embed", "", "Compute vectors of records with a run."),
     "sample": Part(".cli.sample_command:sample", "", "Continue prompts with a trained model."),
     "model": Part(".cli.model_command:app", "", "Read and write public checkpoints."),
     "inspect": Part(".cli.inspect_command:inspect", "", "Describe a file or folder of any kind."),
-    "compare": Part(".cli.inspect_command:compare", "", "Compare runs, seeds together."),
+    "compare": Part(".cli.inspect_command:compare", "", "Compare runs, averaged over seeds."),
     "plot": Part(".cli.inspect_command:plot", "", "Draw a figure of a store, tokenizer or run."),
     "report": Part(".cli.inspect_command:report", "", "Write one HTML page of runs."),
     "demo": Part(".cli.inspect_command:demo", "", "From text and programs to trained models."),

@@ -58,7 +58,7 @@ def test_a_build_says_what_was_not_joined(here: Here, tmp_path: Path) -> None:
     # What names no program, no pc file, or measures of another run.
     trace.with_suffix(".map").write_text("5000 0\n")
     said = here("build", "bbv", trace, *options, "-o", "t", "-q", "--min-joined", 1, code=1)[1]
-    assert "of the instructions lie in blocks of the store" in said
+    assert "of the instructions are in blocks of the store" in said
     trace.with_suffix(".intervals.csv").write_text("cpi\n1\n")
     assert "9 missing intervals: 1 here and 10" in here(
         "build", "bbv", trace, *options, "-o", "u", "-q", code=1
@@ -80,7 +80,7 @@ def test_a_trace_without_code(here: Here, tmp_path: Path) -> None:
     write(tmp_path / "same.bb", "T:1:5 :2:6\n" * 5)
     here("build", "bbv", "same.bb", "-o", "same", "-q")
     said = here("build", "mine", "same", "--what", "bbv", "-o", "m", "-q", code=1)[1]
-    assert "not one record was found (5 no positive above the threshold)" in said
+    assert "no record was found (5 no positive above the threshold)" in said
     assert "--above" in said and "intervals with equal counts are no pair" in said
 
 

@@ -1,4 +1,4 @@
-"""Files with odd names: bytes that are no UTF-8, escapes, newlines, very long ones."""
+"""Files with odd names: bytes that are not UTF-8, escapes, newlines, very long ones."""
 
 import json
 import os

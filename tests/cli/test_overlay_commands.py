@@ -100,7 +100,7 @@ def test_embed(here: Here, run: Path, tmp_path: Path) -> None:
     assert [path.name for path in (store / "overlays").iterdir()] == [found["overlay"]]
     out, err = here("embed", run, "s", "--pool", "last", "--name", "last", "--device", "cpu")
     assert out == "s: overlay last: 21 vectors of 16, step 2\n"
-    assert "records without tokens, whose vectors are zeros: 1" in err
+    assert "records without tokens (zero vectors): 1" in err
     assert Store(store, ["last"]).column("embedding").shape == (21, 16)
     shown = here("inspect", "s", "--head", "1", "--overlay", "last")[0]
     assert "embedding: " in shown

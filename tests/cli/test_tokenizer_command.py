@@ -141,9 +141,9 @@ def test_a_byte_order_mark_is_no_text_as_in_a_build(tokmill: Run, trained: Path)
         (["encode", "-t", "TRAINED", "latin.txt"], 1, "not UTF-8"),
         (["decode", "-t", "TRAINED", "12000"], 1, "no id 12000"),
         (["decode", "-t", "TRAINED", "x"], 2, "whole numbers"),
-        (["decode", "-t", "TRAINED", "1_0"], 2, "'1_0' is no id"),
-        (["decode", "-t", "TRAINED", "\u0663"], 2, "is no id"),
-        (["decode", "-t", "TRAINED", "9" * 5000], 2, "is no id"),
+        (["decode", "-t", "TRAINED", "1_0"], 2, "'1_0' is not an id"),
+        (["decode", "-t", "TRAINED", "\u0663"], 2, "is not an id"),
+        (["decode", "-t", "TRAINED", "9" * 5000], 2, "is not an id"),
         (["encode", "-t", "TRAINED", "wide.txt"], 1, "the text is UTF-16LE, not UTF-8"),
     ],
 )

@@ -92,7 +92,7 @@ def test_train_stop_resume_sample(tokmill: Tokmill, store: Path, tmp_path: Path)
     result = json.loads(done.stdout)
     assert result["step"] == 300
     assert result["val_loss"] < 1.5 and result["val_bits_per_byte"] > 0
-    assert "continues from its checkpoint" in done.stderr
+    assert "resumes from its checkpoint" in done.stderr
 
     assert "the run is finished" in tokmill("train", "-o", out, "--resume").stderr
     greedy = tokmill("sample", out, "--prompt", "one two th", "--temperature", "0")

@@ -49,7 +49,7 @@ def test_what_cannot_be_built(here: Command, folder: Path) -> None:
     _, error = here("build", "x86", "in", "-o", "s", code=1)
     assert "hint: make graphs of it first: tokmill cfg in/saved_index.pkl -o GRAPHS" in error
     _, error = here("build", "x86", "in/text", "-o", "s", code=1)
-    assert "not one record was found (1 not a program)" in error
+    assert "no record was found (1 not a program)" in error
     assert not Path("s").exists()
     _, error = here("build", "x86", "in", "-o", "t", "--rules", "semanticbbv", code=2)
     assert "tokmill vocab build x86 INPUT… --rules semanticbbv -o DIR" in error
@@ -107,7 +107,7 @@ def test_training_before_building(here: Command, folder: Path, tmp_path: Path) -
     _, error = here("train", "in", "-o", "run", code=1)
     assert "the folder holds no store" in error and "hint: `tokmill inspect" in error
     _, error = here("build", "token-dicts", "in/whole", "-o", "s", code=1)
-    assert "this is no sound pickle: no operation of pickles" in error
+    assert "this is not a sound pickle: no operation of pickles" in error
     _, error = here("plot", "lengths", "in/whole", "-o", "f.svg", code=1)
     assert "in/whole: is a file, not a store" in error and "hint:" in error
     with pytest.raises(UsageError, match="no rules are called 'x'"):

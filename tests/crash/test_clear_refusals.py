@@ -143,7 +143,7 @@ def test_a_cut_off_gzip_file(build: Build, inputs: Path, tmp_path: Path) -> None
 
 
 def test_a_wrong_field_name(build: Build, inputs: Path) -> None:
-    assert "not one record" in build(inputs, "--set", "fields=['body']", code=1).err
+    assert "no record" in build(inputs, "--set", "fields=['body']", code=1).err
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_damaged_inputs_are_found_and_written_again(
 def test_inputs_that_moved_are_found_where_they_are_now(
     fast_path: Path, tokenizer: Path, forked: Forked
 ) -> None:
-    """Where a file lies is no part of any identity: the same build there makes nothing again."""
+    """Where a file lies is not a part of any identity: the same build there makes nothing again."""
     write_inputs(fast_path / "old", 2)
     store = fast_path / "store"
     command = ("--tokenizer", tokenizer, "--workers", 0, "--quiet", "-o", store)

@@ -113,7 +113,7 @@ def test_files_stay_short() -> None:
 
 
 def test_a_linked_environment_is_ignored(tmp_path: Path) -> None:
-    """`.venv` may be a link to one that is shared, which is no folder for git."""
+    """`.venv` may be a link to one that is shared, which is not a folder for git."""
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     (tmp_path / ".gitignore").write_bytes((ROOT / ".gitignore").read_bytes())
     (tmp_path / "elsewhere").mkdir()

@@ -124,7 +124,7 @@ def test_two_nodes_one_of_which_is_lost(networks: list[str], tmp_path: Path) -> 
             process.send_signal(signal.SIGTERM)
         told = [process.communicate(timeout=120)[1] for process in again]
         assert again[0].returncode == 3, told
-        assert f"step {reached}: continues from its checkpoint" in told[0]
+        assert f"step {reached}: resumes from its checkpoint" in told[0]
         sessions = (tmp_path / "run/sessions.jsonl").read_text().splitlines()
         assert [json.loads(line) for line in sessions] == [
             {"step": 0, "processes": 2}, {"step": reached, "processes": 2},

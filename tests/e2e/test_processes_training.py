@@ -113,7 +113,7 @@ def test_stopped_killed_and_continued(training: Training, store: Path) -> None:
     training.wait_for(lambda: training.steps() > reached)
     second.send_signal(signal.SIGINT)
     said = ended(second, 3)
-    assert "continues from its checkpoint" in said and "checkpoint saved" in said
+    assert "resumes from its checkpoint" in said and "checkpoint saved" in said
     assert f"tokmill train -o {training.out} --processes 2" in said
 
     reached = training.steps()

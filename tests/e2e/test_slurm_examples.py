@@ -113,7 +113,7 @@ def test_which_part_a_task_of_an_array_is() -> None:
             array_part(gap)
     for lacking in array(1, 1, 2, 2):
         given = {name: value for name, value in array(1, 1, 2, 2).items() if name != lacking}
-        with pytest.raises(UsageError, match=f"{lacking} is 'not set', so this is no task"):
+        with pytest.raises(UsageError, match=f"{lacking} is 'not set', so this is not a task"):
             array_part(given)
     with pytest.raises(UsageError, match="is '٤'"):
         array_part(array(1, 1, 4, 4) | {"SLURM_ARRAY_TASK_COUNT": "٤"})

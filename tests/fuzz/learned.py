@@ -104,7 +104,7 @@ def engine() -> Any:
 
 
 def read_resumed(folder: Path) -> Any:
-    """What a resume reads: the newest checkpoint that is whole, into the engine."""
+    """What a resume reads: the newest complete checkpoint, into the engine."""
     from tokmill.training.runs.checkpoint import find_whole, load_checkpoint
 
     said = io.StringIO()

@@ -31,7 +31,7 @@ def walks(count: int, seed: int = 0, length: int = 30) -> list[np.ndarray]:
 
 
 def make_stores(root: Path) -> Path:
-    """Stores to learn from and, ending in `-val`, to evaluate on: 13 are no whole batches."""
+    """Stores to learn from and, ending in `-val`, to evaluate on: 13 are not whole batches."""
     for name, count, seed in (("walks", 40, 0), ("walks-val", 13, 5)):
         documents = walks(count, seed)
         special_store(root / name, documents)

@@ -125,7 +125,7 @@ NAMES = pytest.mark.parametrize("name", TASKS)
 
 
 def rows() -> dict[str, Tensor]:
-    """Ids, segments and what is no padding."""
+    """Ids, segments and what is not padding."""
     random, shape = np.random.default_rng(0), (len(LENGTHS), LENGTH)
     inside = np.arange(LENGTH) < np.array(LENGTHS)[:, None]
     ids = np.where(inside, random.integers(5, VOCAB, shape), 0)

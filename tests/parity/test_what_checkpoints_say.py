@@ -62,7 +62,7 @@ def test_a_text_ends_where_transformers_ends_it(
     export_model(run, tmp_path / "out")
     assert greedy(tmp_path / "out", [3], 12) == wanted
     (found,) = generate(run, [[3]], 12, temperature=0, device="cpu")
-    # The end is no part of a continuation.
+    # The end is not a part of a continuation.
     assert found.ids["token"] + [wanted[-1]] * (found.end == "eot") == wanted
     assert (found.end == "eot") == (len(wanted) < 12)
 

@@ -1,4 +1,4 @@
-"""Folders that go again, locks, what several writers of one place do, and what is no file."""
+"""Folders that go again, locks, what several writers of one place do, and what is not a file."""
 
 import errno
 import fcntl

@@ -47,7 +47,7 @@ def test_a_feed(stores: list[tokmill.Store]) -> None:
     plain = tokmill.Feed(rows, 4, weights=[1, 3], columns=["token"]).batch(2)
     once = tokmill.Feed(iter(rows), 4, weights=iter([1, 3]), columns=iter(["token"])).batch(2)
     np.testing.assert_array_equal(once.columns["token"], plain.columns["token"])
-    # A store is iterated over by its records, which are no rows.
+    # A store is iterated over by its records, which are not rows.
     with pytest.raises(UsageError, match="say how the store is cut"):
         tokmill.Feed(stores[0], 4)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="there are none"):

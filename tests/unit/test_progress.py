@@ -42,7 +42,7 @@ def test_a_line_does_not_wrap(
 
 
 def test_a_notebook_shows_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Jupyter's stderr is no terminal, but its pages obey a return.
+    # Jupyter's stderr is not a terminal, but its pages obey a return.
     stream = type("OutStream", (io.StringIO,), {"__module__": "ipykernel.iostream"})()
     monkeypatch.setattr("sys.stderr", stream)
     with Progress("build", 100) as progress:

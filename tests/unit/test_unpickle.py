@@ -193,7 +193,7 @@ def test_instances_are_inert(tmp_path: Path, protocol: int) -> None:
     for names in ([f"{__name__}.Thing", f"{__name__}.Listed"], [f"{__name__}."]):
         data = pickle.dumps([Thing(), listed], protocol)
         assert load(tmp_path, data, names)[0].kind == f"{__name__}.Thing"
-    with pytest.raises(TokmillError, match=r"names .*test_unpickle\.Thing, which is no data"):
+    with pytest.raises(TokmillError, match=r"names .*test_unpickle\.Thing, which is not data"):
         load(tmp_path, data, [f"{__name__}.Listed"])
 
 
@@ -332,10 +332,10 @@ numpy:dtype.__class__
 def test_names_that_are_no_data_are_refused(trap: Path, name: str) -> None:
     data = b"\x80\x04" + called(name, short(TOUCH)) + b"."
     for names in ((), ["networkx.classes."]):
-        with pytest.raises(TokmillError, match="which is no data") as caught:
+        with pytest.raises(TokmillError, match="which is not data") as caught:
             load(trap, data, names)
         assert name.split(":")[0].replace("__builtin__", "builtins") in caught.value.what
-        with pytest.raises(TokmillError, match="which is no data"):
+        with pytest.raises(TokmillError, match="which is not data"):
             entries(trap, data, names)
     shown = load(trap, data, None)
     assert isinstance(shown, Instance) and shown.args == (TOUCH,)
@@ -350,7 +350,7 @@ def test_what_pickle_writes_of_a_call(trap: Path, protocol: int) -> None:
             data = pickle.dumps(value, protocol)
             with pytest.raises(TokmillError, match=r"names (posix\.system|builtins\.eval)"):
                 load(trap, data)
-            with pytest.raises(TokmillError, match="which is no data"):
+            with pytest.raises(TokmillError, match="which is not data"):
                 entries(trap, data)
             load(trap, data, None)
     assert quiet(trap)
@@ -390,7 +390,7 @@ HOSTILE = {
     "a call of a string": short("os.system") + b"(" + short(TOUCH) + b"tR.",
     "a call of a list": b"])R.",
     "arguments that are no tuple": b"cbuiltins\nset\n]R.",
-    "a name that is no text": b"K\x01K\x02\x93.",
+    "a name that is not text": b"K\x01K\x02\x93.",
     "a name that is long": b"c" + b"a" * 600 + b"\nb\n.",
     "a name without an end": b"ctrap\nspring",
     "an unknown operation": b"\xff.",

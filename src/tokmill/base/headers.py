@@ -123,7 +123,7 @@ def tensor_header(handle: IO[bytes] | io.BufferedIOBase, size: int) -> TensorHea
         raise ValueError("its header is longer than the file")
     value = loads_json(handle.read(length))
     if not isinstance(value, dict):
-        raise ValueError("its header is no JSON object")
+        raise ValueError("its header is not a JSON object")
     metadata = msgspec.convert(value.pop(METADATA, None) or {}, dict[str, str])
     tensors = msgspec.convert(value, dict[str, Entry])
     for name, entry in tensors.items():

@@ -86,7 +86,7 @@ def _opened(path: Path) -> BinaryIO:
     with machine_errors("lock", path):
         if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
             raise TokmillError(
-                "a lock has this name, but it is no plain file",
+                "a lock has this name, but it is not a plain file",
                 where=str(path),
                 hint="move it, or choose another folder",
             )

@@ -52,7 +52,7 @@ def parse_bytes(text: str) -> int:
     """Return the bytes of a text such as 2GB, 512MiB or 1000."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
     if not match or match[2].upper() not in UNITS:
-        raise UsageError(f"{text!r} is no number of bytes", hint="such as 2GB or 512MiB")
+        raise UsageError(f"{text!r} is not a number of bytes", hint="such as 2GB or 512MiB")
     return int(float(match[1]) * UNITS[match[2].upper()])
 
 

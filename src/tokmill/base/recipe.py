@@ -79,7 +79,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
             value = loads_toml(path.read_text("utf-8"))
     except ValueError as error:
         raise UsageError(
-            f"the recipe is no TOML: {error}", where=str(path), hint="strings need quotes"
+            f"the recipe is not TOML: {error}", where=str(path), hint="strings need quotes"
         ) from None
     parent = value.pop("extends", None)
     if parent is None:
@@ -88,7 +88,7 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise UsageError(
             "extends is not the path of a recipe",
             where=str(path),
-            hint='extends = "other.toml", a path beside this file or the name of a shipped recipe',
+            hint='extends = "other.toml", the path of a file, or a shipped recipe',
         )
     sibling = path.parent / parent
     # Not `find`: what lies in the working directory is neither beside the file nor shipped.
@@ -172,7 +172,7 @@ def convert(kind: type[T], value: Mapping[str, Any], where: str = "") -> T:
             ) from None
         hint = "`tokmill recipe schema train` (or build, or a source) lists keys and types"
         if "Expected `str" in message and type(given) in (int, float, date):
-            hint = f"text of digits stands in quotes: --set '{key}=\"{given}\"'"
+            hint = f"quote a text of digits: --set '{key}=\"{given}\"'"
         if "enum value" in message:
             message = f"{given!r} is not known"
         elif re.search("[<>]", message) and given is not None:

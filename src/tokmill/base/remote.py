@@ -80,7 +80,7 @@ def patience() -> float:
     try:
         return max(1.0, float(os.environ.get(PATIENCE) or 60))
     except ValueError:
-        raise UsageError(f"{PATIENCE} is no number of seconds", hint="such as 60") from None
+        raise UsageError(f"{PATIENCE} is not a number of seconds", hint="such as 60") from None
 
 
 _process: list[int] = []

@@ -38,7 +38,7 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
 
     blocks: tuple[str, ...] = ()
     """Store of basic blocks (`tokmill build x86 … --unit block`) of the programs and libraries that
-    ran; without it a block is called by its id in the trace."""
+    ran; without it blocks have their ids in the trace."""
     shared_ids: bool = False
     """Without blocks: the ids of all traces mean the same blocks."""
     pc: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class BbvConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """CSV or JSON with the cycles per instruction of each interval; without it the one beside each
     trace (TRACE.intervals.csv)."""
     program: str = ""
-    """What the program is called; without it the name of the trace."""
+    """Name of the program; by default that of the trace."""
     min_joined: Annotated[float, Meta(ge=0, le=1)] = 0.5
     """Smallest share of a trace's instructions that must be found in the store of blocks."""
 
@@ -81,7 +81,7 @@ class BbvSource(WholeFiles):
                     f"--{name} names {len(getattr(config, name))} files or stores",
                     hint=f"merge them: tokmill build select {' '.join(config.blocks)} -o ALL"
                     if name == "blocks"
-                    else "one for all traces; without one the file beside each trace is taken: "
+                    else "one for all traces; the default is the file next to each trace: "
                     f"its name with {SIDECARS[name]}",
                 )
         for name in ("shared_ids",) if config.blocks else ("pc", "map", "min_joined"):
@@ -193,7 +193,7 @@ class BbvSource(WholeFiles):
     def _join(self, item: Item, paths: Mapping[str, str]) -> tuple[Addresses, Joined]:
         if "pc" not in paths:
             raise TokmillError(
-                "the trace has no pc file, so it is not known where its blocks lie",
+                "the trace has no pc file, so the addresses of its blocks are unknown",
                 where=item.path,
                 hint="--pc FILE; valgrind --tool=exp-bbv --pc-out-file=FILE writes it. Without "
                 "--blocks a block is called by its id",
@@ -246,7 +246,7 @@ class BbvSource(WholeFiles):
         why = max(REASONS.values(), key=lambda why: counted[f"instructions not joined: {why}"])
         missing = f" (not in the store: {', '.join(joined.missing[:5])})" if joined.missing else ""
         return TokmillError(
-            f"{human_share(share)} of the instructions lie in blocks of the store: {why}{missing}",
+            f"{human_share(share)} of the instructions are in blocks of the store: {why}{missing}",
             where=item.path,
             hint="build the store of blocks of the programs that ran, the libraries and the "
             "dynamic loader included; or lower --min-joined",

@@ -157,7 +157,7 @@ def open_blocks(path: str) -> Blocks:
 
 def _no_blocks(path: str, why: str) -> TokmillError:
     return TokmillError(
-        f"this is no store of basic blocks: {why}",
+        f"this is not a store of basic blocks: {why}",
         where=path,
         hint="tokmill build x86 PROGRAM LIBRARY… --unit block -o STORE makes one",
     )

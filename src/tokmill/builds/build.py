@@ -93,7 +93,7 @@ def run(chosen: BuildRecipe, how: How) -> Store:
     if how.part and not 1 <= how.part[0] <= how.part[1]:
         raise UsageError(f"there is no part {how.part[0]} of {how.part[1]}", hint="1 to n, of n")
     if not 0 <= how.max_rejects <= 1:
-        raise UsageError(f"--max-rejects {how.max_rejects:g} is no share", hint="between 0 and 1")
+        raise UsageError(f"--max-rejects {how.max_rejects:g} is not a share", hint="from 0 to 1")
     out = folder_of(chosen)
     if how.push and (how.part is None or not chosen.out):
         what = "--push is for parts of a store, --part i/n"

@@ -105,7 +105,7 @@ def _for_any(why: Mapping[str, int], options: Mapping[str, Any], paths: Sequence
             return "the separator that ends records does not occur: --record line reads lines"
         return "a record has at most 64 MiB of text, and this one has no end: split it before"
     if "too short" in why:
-        return "all records are shorter than was asked for: allow shorter ones"
+        return "all records are shorter than the minimum: allow shorter ones"
     return "is it the right kind of input?"
 
 
@@ -241,7 +241,7 @@ def finish(
             why = {**manifest.skipped, **manifest.rejected}
             counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
             raise TokmillError(
-                f"not one record was found ({counts or 'the input is empty'})",
+                f"no record was found ({counts or 'the input is empty'})",
                 where=", ".join(prepared.recipe.inputs),
                 hint=remark or hint(*_about(prepared), why),
             )

@@ -185,7 +185,7 @@ class Build:
         program: str = "",
         min_joined: float = 0.5,
     ) -> Store:
-        """From basic block vectors of programs that ran, and CPI."""
+        """From basic block vectors of executions, and CPI."""
 
     def mlir(
         self,

@@ -316,7 +316,7 @@ def _checked(path: str, digest: str) -> tuple[int, ...]:
         with machine_errors("read", path):
             now = stamp_of(path)
     except Absent:
-        what = "the file has vanished since the build was planned"
+        what = "the file was removed after the build was planned"
         raise InputChanged(what, where=path, hint=PLAN_ANEW) from None
     if sampled_input(path)[1] != digest:
         what = "the file has changed since the build was planned"

@@ -320,9 +320,7 @@ def folder_of(chosen: BuildRecipe) -> Path:
             raise UsageError("no folder for the store was named", hint="-o STORE")
         return Path(chosen.out)
     if chosen.out:
-        raise UsageError(
-            "an overlay lies in its store", hint="leave -o out; --name chooses its name"
-        )
+        raise UsageError("an overlay is in its store", hint="leave -o out; --name chooses its name")
     config = recipe.convert(kind.Config, chosen.options, f"options of {chosen.source}")
     folder: Path = kind.folder(config, chosen.inputs)
     return folder

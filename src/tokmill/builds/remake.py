@@ -98,7 +98,7 @@ def remake(store: Path, names: Iterable[str], folder: Path) -> list[Receipt]:
     for name in names:
         if name not in tasks:
             raise TokmillError(
-                f"the plan knows no shard {name!r}",
+                f"the plan has no shard {name!r}",
                 where=str(store),
                 hint="`tokmill store validate STORE` names what is damaged",
             )

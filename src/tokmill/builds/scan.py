@@ -335,7 +335,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     """
     if not text or "[[:" in text:
         hint = "such as --glob 'src/**/*.py'; a class is written [0-9], not [[:digit:]]"
-        raise UsageError(f"--glob {text!r} is no pattern", hint=hint)
+        raise UsageError(f"--glob {text!r} is not a pattern", hint=hint)
     text = text.removeprefix("./").removeprefix("/")
     whole = text if "/" in text else f"**/{text}"
     result = ""
@@ -355,7 +355,7 @@ def _pattern(text: str) -> re.Pattern[str]:
         return re.compile(result, re.DOTALL)
     except re.error as error:
         raise UsageError(
-            f"--glob {text!r} is no pattern: {error}", hint="such as --glob 'src/**/*.py'"
+            f"--glob {text!r} is not a pattern: {error}", hint="such as --glob 'src/**/*.py'"
         ) from None
 
 

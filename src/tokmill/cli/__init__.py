@@ -86,7 +86,7 @@ def application() -> TyperGroup:
     return lazy_group(
         "tokmill",
         "Train and compare sequence models on text and on machine code. `tokmill demo` shows how, "
-        "`tokmill inspect FILE` says what can be done with a file.",
+        "`tokmill inspect FILE` describes a file and names the command for it.",
         listed,
         load_command,
         lambda words: ["inspect", *words],

@@ -46,10 +46,10 @@ Out = Annotated[
 Tokenizer = Annotated[
     str | None, typer.Option(help="tokenizer.json or its folder, or a vocab.txt.")
 ]
-Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN if a token's name is unusual.")]
+Role = Annotated[list[str] | None, typer.Option(help="ROLE=TOKEN, for unusual token names.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE of the recipe.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the plan, do nothing.", rich_help_panel=RUNNING)
+    bool, typer.Option("--dry-run", help="Print the plan; do not build.", rich_help_panel=RUNNING)
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)]
 
@@ -58,17 +58,17 @@ class Running(msgspec.Struct, frozen=True):
     """How a build runs; nothing of it changes a byte of the store."""
 
     workers: int | None = None
-    """Processes; 0: in this one."""
+    """Worker processes; 0: none."""
     preset: Literal["memory", "balanced", "speed"] = "balanced"
-    """Sizes of blocks, and how many workers."""
+    """Block sizes and number of workers."""
     memory: str = ""
     """Largest memory to use, such as 2GB."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     """The encoder of text."""
     part: str = ""
-    """i/n: this machine's part of a shared build; auto: that of a task of a Slurm array."""
+    """i/n: this machine's part of a shared build; auto: from the task of a Slurm array."""
     push: str = ""
-    """Address, such as s3://BUCKET/NAME, where the parts of machines without a shared disk meet."""
+    """Address, such as s3://BUCKET/NAME, where machines without a shared disk join their parts."""
     max_time: str = ""
     """Stop after this time, such as 10m."""
     max_rejects: float = 0.01
@@ -76,7 +76,7 @@ class Running(msgspec.Struct, frozen=True):
     fresh: bool = False
     """Start over."""
     yes: bool = False
-    """Agree to changed or vanished inputs."""
+    """Accept changed or removed inputs."""
 
     def how(self, quiet: bool) -> How:
         amount = {name: getattr(self, name) for name in ("workers", "preset", "engine")}
@@ -105,18 +105,18 @@ class TextOptions(msgspec.Struct, frozen=True):
     special: tuple[str, ...] = ()
     """Special tokens of that tokenizer [<|endoftext|>]."""
     train: tuple[str, ...] = ()
-    """Training part: makes OUT/train, OUT/val and OUT/tokenizer.json."""
+    """Training text: makes OUT/train, OUT/val and OUT/tokenizer.json."""
     val: tuple[str, ...] = ()
-    """Validation part."""
+    """Validation text."""
     bin: bool | None = None
     """With --train: also write OUT/train.bin and OUT/val.bin (uint16, uint32 above 65,536 ids; no
     header)."""
     train_bin: str = ""
-    """Name of the .bin file of the training part, such as x_train.bin."""
+    """Name of the .bin file of the training text, such as x_train.bin."""
     val_bin: str = ""
-    """Name of the .bin file of the validation part."""
+    """Name of the .bin file of the validation text."""
     explain: str = ""
-    """FILE:LINE: show every stage for one record, build nothing."""
+    """FILE:LINE: show how one record is processed, build nothing."""
 
 
 def load_kind(name: str) -> Any:
@@ -160,9 +160,9 @@ def with_kind(words: list[str]) -> list[str]:
 
 command = lazy_group(
     "build",
-    "Turn inputs into a token store; the same command again continues or grows it. "
-    "`tokmill build KIND INPUT… -o STORE`, or `tokmill build RECIPE.toml`; without KIND, what "
-    "`tokmill inspect INPUT` says.",
+    "Turn inputs into a token store; the same command again resumes or extends it. "
+    "`tokmill build KIND INPUT… -o STORE`, or `tokmill build RECIPE.toml`; without KIND, the one "
+    "that `tokmill inspect INPUT` names.",
     lambda: {name: (None, f"From {part.help}.") for name, part in plugins.SOURCES.items()},
     load_kind,
     with_kind,
@@ -285,7 +285,7 @@ def array_part(environment: Mapping[str, str]) -> tuple[int, int]:
     if lacking:
         value = environment.get(lacking[0], "not set")
         raise UsageError(
-            f"--part auto: {lacking[0]} is {value!r}, so this is no task of a Slurm array",
+            f"--part auto: {lacking[0]} is {value!r}, so this is not a task of a Slurm array",
             hint="sbatch --array=1-4 makes one; --part 1/4 … 4/4 name the parts elsewhere",
         )
     task, first, last, count, step = map(int, given)

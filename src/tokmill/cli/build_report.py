@@ -90,4 +90,4 @@ def report(store: Store, *, json: bool) -> None:
         print(f"notes: {notes_in_words(manifest.notes, manifest.tokens)}")
     print(f"fingerprint {manifest.fingerprint}")
     if not manifest.complete:
-        say("the store is not complete: the same command continues")
+        say("the store is not complete: the same command resumes")

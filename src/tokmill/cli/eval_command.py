@@ -35,13 +35,11 @@ def evaluate(
         int, typer.Option(metavar="N", min=0, help="Evenly spaced rows; 0: every token once.")
     ] = 0,
     device: Device = "auto",
-    partial: Annotated[
-        bool, typer.Option("--partial", help="Take a store that is not complete.")
-    ] = False,
+    partial: Annotated[bool, typer.Option("--partial", help="Accept an unfinished store.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the loss of a run on a store, by column, beside the loss of unigram frequencies."""
+    """Evaluate the loss of a run on a store, by column, and the loss of the unigram baseline."""
     from tokmill.training import evaluate as module
 
     results = module.evaluate(
@@ -121,7 +119,7 @@ def _losses(lines: list[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]
 
 INPUT = (
     "A store; a file of the kind that the run's store was built from, with labels or without; or "
-    "-, for lines of text from stdin, of pairs with a tab between the two."
+    "-, for lines of text from stdin (two sentences are separated by a tab)."
 )
 
 
@@ -173,8 +171,7 @@ def embed(
         str,
         typer.Option(
             metavar="auto|mean|last|signature",
-            help="How the hidden states of a record become one vector; auto: as the run was "
-            "trained, else mean.",
+            help="Pooling of the hidden states of a record; auto: that of the training, else mean.",
         ),
     ] = "auto",
     at: At = "last",
@@ -184,13 +181,13 @@ def embed(
     ] = "",
     batch_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Positions that are read at a time.", show_default="16384"),
+        typer.Option(min=1, help="Positions per batch.", show_default="16384"),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start the overlay over.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a vector of every record with a trained model: an overlay of the store."""
+    """Compute a vector for every record with a trained model, as an overlay of the store."""
     from tokmill.inference import embed as module
     from tokmill.inference.vectors import BATCH_TOKENS
 
@@ -206,7 +203,7 @@ def embed(
         quiet=quiet,
     )
     if vectors.empty:
-        say(f"records without tokens, whose vectors are zeros: {vectors.empty:,}")
+        say(f"records without tokens (zero vectors): {vectors.empty:,}")
     if as_json:
         print_json(vectors)
         return

@@ -24,7 +24,7 @@ from tokmill.terminal.frame import AsJson
 from tokmill.terminal.output import in_words, print_json, print_table, say
 
 WIDTH = 1024
-Width = Annotated[int, typer.Option(help="Length of the rows for which padding is computed.")]
+Width = Annotated[int, typer.Option(help="Row length, for the share of padding.")]
 
 
 Head = Annotated[
@@ -116,8 +116,7 @@ def plot(
         list[Path],
         typer.Argument(
             metavar="ANY…",
-            help="Stores, vocabularies, pickles, runs; of `tsne` also a file of basic block "
-            "vectors.",
+            help="Stores, vocabularies, pickles, runs; for `tsne` also basic block vectors.",
         ),
     ],
     out: Annotated[
@@ -126,15 +125,13 @@ def plot(
             "-o",
             "--out",
             metavar="FILE",
-            help="An .svg, .png or .pdf file, or a .csv of the numbers; of `lengths` it has the "
-            "length of each record.",
+            help="An .svg, .png or .pdf file, or a .csv of the numbers.",
         ),
     ],
     column: Annotated[
         str,
         typer.Option(
-            help="Column of `frequency` (the first one if none is named), or of the colours of "
-            "`tsne`."
+            help="Column for `frequency` (default: the first), or for the colours of `tsne`."
         ),
     ] = "",
     vectors: Annotated[
@@ -165,12 +162,12 @@ def report(
     watch: Annotated[
         int,
         typer.Option(
-            metavar="SECONDS", min=0, help="Write it again so often, until all runs have finished."
+            metavar="SECONDS", min=0, help="Rewrite at this interval until all runs have finished."
         ),
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Write one HTML page about runs, without network and scripts."""
+    """Write one self-contained HTML page about runs."""
     from tokmill.report.comparison.run_summaries import read_runs
     from tokmill.report.pages.page import page
 
@@ -220,7 +217,7 @@ def _records(
     # Without a condition all records match, and need not be read.
     matches = len(shown) + sum(1 for _ in numbers) if where else len(store)
     for condition, count in (+unknown).items():
-        say(f"{condition}: {count:,} of {len(store):,} values are no numbers")
+        say(f"{condition}: {count:,} of {len(store):,} values are not numbers")
     return shown, matches
 
 
@@ -363,7 +360,7 @@ def compare(
     ] = "table",
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs; runs that differ only in seeds are one line with mean and 95 % interval."""
+    """Compare runs, with the mean over seeds and its 95 % confidence interval."""
     from tokmill.report.comparison import comparison_table as tables
     from tokmill.report.comparison.compare_runs import compare as compare_runs
 
@@ -381,14 +378,13 @@ def compare(
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where all is written.")] = Path(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the output.")] = Path(
         "demo"
     ),
 ) -> int:
-    """From real text and real programs to two trained models and a report, in some four minutes.
+    """From real text and real programs to two trained models and a report, in about four minutes.
 
-    It runs a short shell script, which says each command that it runs. The same command again
-    continues where it was stopped.
+    It runs a short shell script, which prints each command. The same command again resumes.
     """
     for package in ("gigatoken", "torch", "iced_x86", "matplotlib"):
         with plugins.extras():

@@ -32,11 +32,11 @@ def import_(
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help="A tokenizer, or a store or run that carries one, in place of the folder's own."
+            help="A tokenizer, or a store or run with one, instead of that of the folder."
         ),
     ] = None,
     length: Annotated[
-        int, typer.Option(help="Positions that the run sees; 0: the model's own, at most 4096.")
+        int, typer.Option(help="Context length of the run; 0: that of the model, at most 4096.")
     ] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -72,7 +72,7 @@ def export(
         ),
     ],
     at: At = "last",
-    license: Annotated[str, typer.Option(help="What README.md names, such as mit.")] = "unknown",
+    license: Annotated[str, typer.Option(help="License for README.md, such as mit.")] = "unknown",
     as_json: AsJson = False,
 ) -> None:
     """Write the model of a run as a checkpoint of transformers, or its weights as a .pt file."""

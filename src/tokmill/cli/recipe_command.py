@@ -42,7 +42,7 @@ def schema(
         typer.Option(
             "--kind",
             metavar="KIND",
-            help="Of `train`: a model, task or optimiser, to leave others out. May be repeated.",
+            help="For `train`: only this model, task or optimiser. May be repeated.",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -13,12 +13,10 @@ from tokmill.inference.drawing import Drawing
 from tokmill.terminal.frame import At, Device, RunFolder, given, struct_parameters, with_parameters
 from tokmill.terminal.output import print_text, say
 
-Prompt = Annotated[
-    str, typer.Option(help="Text to continue; of x86 code its bytes in hexadecimal.")
-]
+Prompt = Annotated[str, typer.Option(help="Text to continue; for x86 code, bytes in hexadecimal.")]
 Ids = Annotated[
     str,
-    typer.Option(metavar="1,2,3", help="Ids to continue, in place of text; the result is ids too."),
+    typer.Option(metavar="1,2,3", help="Ids to continue instead of text; prints ids."),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON Lines: an object a continuation.")]
 
@@ -27,8 +25,8 @@ def _sample(
     run: RunFolder,
     prompt: Prompt = "",
     ids: Ids = "",
-    samples: Annotated[int, typer.Option(help="Continuations of the prompt.")] = 1,
-    tokens: Annotated[int, typer.Option(help="Largest number of new tokens of each.")] = 100,
+    samples: Annotated[int, typer.Option(help="Number of continuations.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Most new tokens per continuation.")] = 100,
     at: At = "last",
     device: Device = "auto",
     as_json: AsJson = False,

@@ -35,14 +35,14 @@ StorePath = Annotated[Path, typer.Argument(readable=False, help="Folder of the s
 def validate(
     store: StorePath,
     deep: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Also make N shards again and compare.")
+        int, typer.Option(metavar="N", min=0, help="Also build N shards again and compare.")
     ] = 0,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Of .npz files of others: ids are compared with its size.")
+        str | None, typer.Option(help="For .npz files: check ids against its size.")
     ] = None,
     json: Json = False,
 ) -> int:
-    """Check a store, the files of an export, or .npz files of others; exit code 1 for a problem."""
+    """Check a store, an export, or .npz files of other programs; exit code 1 for a problem."""
     from tokmill.builds.remake import deep_check
     from tokmill.formats import notes
     from tokmill.store.checks import validate as checks
@@ -117,7 +117,7 @@ def rejects(
     most: Annotated[int, typer.Option(metavar="N", min=0, help="How many to list.")] = 20,
     json: Json = False,
 ) -> None:
-    """List the records that were left out: input, line, byte, reason."""
+    """List rejected records: input, line, byte, reason."""
     from tokmill.builds.remake import each_left_out, left_out
 
     opened = Store(store)
@@ -144,7 +144,7 @@ def rejects(
         say(f"{by_rule:,} more were skipped by rule: --skipped lists them")
     # Builds of tables have no --explain.
     if first and first[0].line and not first[0].path.endswith(".tsv"):
-        say(f"hint: --explain {first[0].path}:{first[0].line} with the build shows every stage")
+        say(f"hint: --explain {first[0].path}:{first[0].line} with the build shows its steps")
 
 
 def push(
@@ -153,7 +153,7 @@ def push(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Publish a finished store in a bucket; the same command goes on where one was stopped."""
+    """Publish a finished store in a bucket; the same command resumes."""
     from tokmill.store import publish
 
     size = Store(store).manifest.bytes
@@ -177,7 +177,7 @@ def pull(
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Copy a store from an address into a folder, and check it; the same command goes on."""
+    """Copy a store from an address into a folder, and verify it; the same command resumes."""
     from tokmill.store import publish
     from tokmill.store.remote_store import read_manifest
 
@@ -226,14 +226,14 @@ def load_format(name: str) -> Any:
 
 export = lazy_group(
     "export",
-    "Write a store in a foreign format.",
+    "Write a store in the format of another program.",
     lambda: {name: (None, part.help) for name, part in plugins.EXPORTS.items()},
     load_format,
 )
 
 app = group_of(
     "store",
-    "Validate, publish or export a store; see what was left out.",
+    "Validate, publish or export a store; list rejected records.",
     {"validate": validate, "rejects": rejects, "push": push, "pull": pull},
     {"export": export},
 )

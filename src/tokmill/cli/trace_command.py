@@ -34,7 +34,7 @@ Where = Annotated[
     ),
 ]
 Spike = Annotated[
-    bool, typer.Option("--spike", help="Show logged steps with a jump of the loss or the gradient.")
+    bool, typer.Option("--spike", help="Show logged steps with a spike of loss or gradient.")
 ]
 OfStore = Annotated[
     Path | None,
@@ -73,7 +73,7 @@ def trace(
     steps = Trace(run)
     last = read_run(run).step
     if not steps.sessions:
-        say("note: there is no sessions.jsonl, so places are those of one process")
+        say("note: there is no sessions.jsonl, so positions are those of one process")
     if step is not None:
         seen, shows = steps.step(step), traced.Documents(steps)
         most = head if head is not None else len(seen) if as_json else HEAD

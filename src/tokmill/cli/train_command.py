@@ -39,20 +39,20 @@ Recipe = Annotated[
     Path | None,
     typer.Argument(
         metavar="RECIPE|STORE",
-        help="A recipe, or a store to train a small decoder on. It may be left out where RUN is "
-        "there: its own recipe is used.",
+        help="A recipe, or a store to train a small decoder on. Optional if RUN exists: "
+        "its recipe is used.",
     ),
 ]
 Out = Annotated[
     Path | None,
     typer.Option(
-        "-o", "--out", metavar="RUN", help="Folder of the run; a run that is there is continued."
+        "-o", "--out", metavar="RUN", help="Folder of the run; an existing run is resumed."
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", hidden=True)]
 """As other trainers have it; a run that is there is continued without it."""
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print shapes, sizes and memory, and do nothing.")
+    bool, typer.Option("--dry-run", help="Print shapes, sizes and memory; do not train.")
 ]
 Set = Annotated[
     list[str] | None,
@@ -75,7 +75,7 @@ Config = Annotated[
 Data = Annotated[
     list[Path] | None,
     typer.Option(
-        help="The store to learn from; repeated, several are mixed. Sets data.train.",
+        help="The training store; may be repeated to mix several. Sets data.train.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -84,7 +84,7 @@ Start = Annotated[
     typer.Option(
         "--from",
         metavar="RUN",
-        help="Begin with the weights of this run, or of a folder of weights in it. Sets run.start.",
+        help="Start from the weights of this run, or of a folder of weights in it. Sets run.start.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -145,7 +145,7 @@ train = with_parameters(
         *struct_parameters(RunConfig, only=SHORT, prefix="run."),
         *struct_parameters(Launch, "several processes", prefix=None),
     ],
-    "Train a model on token stores; the same command continues a stopped run to the last bit.",
+    "Train a model on token stores; the same command resumes a run bit for bit.",
 )
 
 

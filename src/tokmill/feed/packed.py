@@ -331,7 +331,7 @@ class Packed(Rows):
         """Return how many tokens at the beginning of each row an earlier row has too.
 
         Only windows that continue a document share tokens. A rest may stand anywhere in its row;
-        the number of its document says that its first token is no target.
+        the number of its document says that its first token is not a target.
         """
         _, number, is_window = self._find(rows)
         shared = np.zeros(len(number), np.int64)

@@ -117,7 +117,7 @@ class BinSource(TokenSource):
             )
         if wanted is None and path.with_suffix(".idx").exists():
             raise TokmillError(
-                "there is a Megatron index beside it, which says where documents begin",
+                "there is a Megatron index next to it, with the beginnings of documents",
                 where=str(path),
                 hint="the index is not read: --dtype u2 (or u4) --separator-id ID, of the id that "
                 "ends a document",
@@ -125,7 +125,7 @@ class BinSource(TokenSource):
         dtype = wanted or np.dtype("<u2" if (self.size or 0) <= 1 << 16 else "<u4")
         if size % dtype.itemsize:
             raise TokmillError(
-                f"{size} bytes are no whole number of {dtype.itemsize}-byte ids",
+                f"{size} bytes are not a whole number of {dtype.itemsize}-byte ids",
                 where=f"{path}, byte {size - size % dtype.itemsize}",
                 hint="its copy was cut off, or its ids have another width: --dtype u2 or u4",
             )

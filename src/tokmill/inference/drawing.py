@@ -23,14 +23,14 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
     """How an id is chosen, in this order: temperature, top_k, top_p."""
 
     temperature: Annotated[float, Meta(ge=0, le=MOST)] = 0.8
-    """Divides the logits; 0, or less than a millionth, takes the likeliest id. Among equally likely
-    ids the lowest one wins."""
+    """Divides the logits; 0, or less than a millionth: greedy decoding, ties by the
+    lowest id."""
     top_k: Natural = 50
-    """Draw from the k likeliest ids, of equal ones the lowest first; 0: from all."""
+    """Sample from the k likeliest ids, ties by the lowest id; 0: from all."""
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
-    """Draw from the fewest ids whose probabilities add up to this (Holtzman et al. 2020)."""
+    """Nucleus sampling: the likeliest ids up to this probability (Holtzman et al. 2020)."""
     seed: Natural = 0
-    """Seed of the draws; each row's random numbers depend on it and on the number of the row."""
+    """Seed of sampling; the random numbers of a continuation depend on it and on its number."""
 
     @property
     def greedy(self) -> bool:

@@ -165,7 +165,7 @@ class EmbedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     batch_tokens: int = BATCH_TOKENS
-    """Positions that are read at a time; changes vectors only by rounding."""
+    """Positions per batch; changes vectors only by rounding."""
 
 
 class EmbedSource(OverlaySource):

@@ -86,7 +86,7 @@ def predict(
     config, facts = read_run(run)
     if config.task.kind != "classify":
         raise UsageError(
-            f"the run has learned the task {config.task.kind}, and only `classify` knows classes",
+            f"the task of the run is {config.task.kind}; only `classify` predicts classes",
             where=str(run),
             hint="`tokmill sample RUN` continues texts, `tokmill embed RUN STORE` makes vectors, "
             "`tokmill eval RUN STORE` measures any run",
@@ -152,7 +152,7 @@ def temporary_store(run: Path, facts: Facts, path: str) -> Iterator[Store]:
         )
     lines = path == STDIN
     if not lines and not Path(path).is_file():
-        raise TokmillError("this is no store and no file", where=path, hint="name one of them")
+        raise TokmillError("this is neither a store nor a file", where=path, hint="name one")
     with tempfile.TemporaryDirectory(prefix="tokmill-predict-") as folder:
         if lines:
             path = str(Path(folder) / "stdin.txt")
@@ -216,11 +216,11 @@ def keys_of(store: Store, records: Array, paths: set[str]) -> dict[str, list[Any
 
 
 def missing_notes(store: Store) -> list[str]:
-    """Return notes on what of a file is no record, or was cut off while it was read."""
+    """Return notes on what of a file is not a record, or was cut off while it was read."""
     missing = {**store.manifest.rejected, **store.manifest.skipped}
     counts = ", ".join(f"{count:,} {reason}" for reason, count in missing.items())
     first = next(iter(left_out(store, 1)), None)
     where = f"; the first reject is in line {first.line:,}" if first and first.line else ""
     noted = store.manifest.notes.items()
     cut = [f"{note}: {count:,}" for note, count in noted if "cut" in note and count]
-    return cut + ([f"left out, as they are no records: {counts}{where}"] if missing else [])
+    return cut + ([f"left out, as they are not records: {counts}{where}"] if missing else [])

@@ -226,7 +226,7 @@ HINTS = {
     "next_token": "with several columns, train without task.column",
     "masked": "it fills in hidden tokens and continues nothing: `tokmill eval RUN STORE` shows how "
     "many it finds, `tokmill embed RUN STORE` makes vectors of records",
-    "classify": "it tells classes of records: `tokmill predict RUN INPUT`",
+    "classify": "it predicts classes of records: `tokmill predict RUN INPUT`",
 }
 """Task of a run that cannot be sampled → what can be done with it."""
 HINTS["sentence_pair"] = HINTS["masked"]

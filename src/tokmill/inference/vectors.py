@@ -181,7 +181,7 @@ class Windows:
 
 
 BATCH_TOKENS = 16_384
-"""Positions that are read at a time."""
+"""Positions per batch."""
 
 
 class Vectors:

@@ -37,7 +37,7 @@ class MlirConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """Options of MLIR modules."""
 
     schedules: int = 0
-    """Random schedules of each module, in the middle of which its operations are written too."""
+    """Random schedules of each module; its operations are also written in the middle of each."""
     seed: int = 0
     """Seed of the schedules."""
 

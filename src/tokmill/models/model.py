@@ -113,7 +113,7 @@ class Fields(nn.Module):
         count = len(sizes) + len(vectors)
         if not count:
             raise UsageError(
-                "there is no column to learn from",
+                "there is no column to train on",
                 hint="a model reads columns with a vocabulary and one value for each token",
             )
         if width and join == "sum":

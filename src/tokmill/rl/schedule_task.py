@@ -150,7 +150,7 @@ class SchedulesConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     cache: str = ""
     """A file of measurements, which several runs may share; "": one in the run's folder."""
     runs: int = 5
-    """Runs of each schedule; the least time counts."""
+    """Runs of each schedule; the minimum time counts."""
     seconds: float = 30.0
     """Seconds that compiling one schedule may take; those of its runs are added."""
     most_seconds: float = 2.0

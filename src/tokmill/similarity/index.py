@@ -109,7 +109,7 @@ def is_index(path: Path) -> bool:
 def read_index(path: Path) -> tuple[IndexFacts, Array]:
     """Return what an index says of itself, and its vectors (n, d) f4 of length 1 or 0, mapped."""
     if not is_index(path):
-        what = "this is no index" if path.exists() else "there is no such index"
+        what = "this is not an index" if path.exists() else "there is no such index"
         raise TokmillError(what, where=str(path), hint="`tokmill similarity index` makes one")
     with reading(path) as handle:
         size = handle.seek(0, 2)
@@ -136,7 +136,7 @@ def check_place(path: Path) -> None:
     if path.is_dir():
         raise UsageError("this is a folder", where=str(path), hint="name a file: -o INDEX")
     if path.exists() and not is_index(path):
-        raise UsageError("the file is no index", where=str(path), hint="name a new file")
+        raise UsageError("the file is not an index", where=str(path), hint="name a new file")
 
 
 def write_index(path: Path, store: Store, matrix: Array, *, of: str) -> IndexFacts:

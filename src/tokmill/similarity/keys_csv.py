@@ -29,7 +29,7 @@ def read_keys(path: Path) -> tuple[Functions, list[str]]:
     """
     with machine_errors("read", path):
         if not path.is_file():
-            what = "this is no file" if path.exists() else "there is no such file"
+            what = "this is not a file" if path.exists() else "there is no such file"
             raise TokmillError(what, where=str(path), hint="name a CSV file of functions")
         with open(path, encoding="utf-8-sig", errors="strict", newline="") as file:
             rows = _rows(path, file)
@@ -79,9 +79,9 @@ def _rows(path: Path, file: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
                 yield reader.line_num, row
     except csv.Error as error:
         raise TokmillError(
-            f"the line is no CSV: {error}",
+            f"the line is not CSV: {error}",
             where=f"{path}:{reader.line_num}",
-            hint="cells with a comma, a quote or a new line stand in double quotes",
+            hint="cells with a comma, a quote or a new line need double quotes",
         ) from None
     except UnicodeDecodeError as error:
         raise TokmillError(
@@ -112,7 +112,7 @@ def _check_row(where: str, head: list[str], row: list[str]) -> None:
         raise TokmillError(
             f"the line has {len(row)} cells, and the first line names {len(head)} columns",
             where=where,
-            hint="a cell for each column, empty where it is not known",
+            hint="a cell for each column, empty if it is unknown",
         )
     for name, cell in zip(head, row, strict=True):
         if name in NEEDED and not cell:
@@ -136,9 +136,9 @@ def _check_once(path: Path, functions: Functions, lines: Sequence[int]) -> None:
     if len(again):
         row = int(again[0])
         raise UsageError(
-            f"the function stands in line {lines[first[row]]} already; "
-            f"{len(again):,} lines stand twice",
+            f"the function is in line {lines[first[row]]} already; "
+            f"{len(again):,} lines are duplicates",
             where=f"{path}:{lines[row]}",
             hint="project, program, version, function, compiler and level together name one "
-            "function; a column program tells those of several programs apart",
+            "function; a column program distinguishes those of several programs",
         )

@@ -128,7 +128,7 @@ def check_matrix(matrix: Array, rows: int, where: str) -> None:
     """Refuse vectors that are not numbers, not finite, or not as many as there should be."""
     if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
         raise TokmillError(
-            f"dtype {matrix.dtype} and shape {matrix.shape} are no vectors",
+            f"dtype {matrix.dtype} and shape {matrix.shape} are not vectors",
             where=where,
             hint="save an array of numbers with two axes, a row a function",
         )

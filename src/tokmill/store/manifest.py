@@ -34,7 +34,7 @@ def check_checksum(data: bytes) -> None:
     if tail is None:
         raise ValueError("it does not end with its digest")
     if hashlib.sha256(data[: tail.start()]).hexdigest().encode() != tail[1]:
-        raise ValueError("its content is not what its digest says")
+        raise ValueError("its content does not match its digest")
 
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -1,6 +1,6 @@
 """Recognise the folders of stores and runs by the content of their files.
 
-Names of files are not enough: a folder with the `manifest.json` of a web page is no store.
+Names of files are not enough: a folder with the `manifest.json` of a web page is not a store.
 """
 
 import contextlib

@@ -189,7 +189,7 @@ def leaves_out(store: Store) -> bool:
 
 
 def check_mask_of(store: Store) -> None:
-    """Refuse a store with its overlays if `loss` is no mask, or leaves no token to learn.
+    """Refuse a store with its overlays if `loss` is not a mask, or leaves no token to learn.
 
     The range of values is taken from the manifest. Raises `TokmillError`.
     """
@@ -199,7 +199,7 @@ def check_mask_of(store: Store) -> None:
     check_mask(store.schema[LOSS], (low, high), where)
     if high == 0:
         raise TokmillError(
-            f"the column {LOSS!r} is 0 everywhere, so there is no token to learn or to measure",
+            f"the column {LOSS!r} is 0 everywhere, so there is no target",
             where=where,
             hint=WHOLE,
         )

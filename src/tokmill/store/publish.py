@@ -67,7 +67,7 @@ def push(store: Path | str, address: str, advance: Advance = lambda size: None) 
     where = remote.target_of(address)
     opened = Store(store)
     if opened.remote is not None or opened.partial:
-        what = "lies at an address already" if opened.remote else "is not complete"
+        what = "is at an address already" if opened.remote else "is not complete"
         hint = "finish it with the same `tokmill build`, or pull it first"
         raise TokmillError(f"the store {what}", where=str(store), hint=hint)
     result = Pushed(address=where)
@@ -121,7 +121,7 @@ class Sending(NamedTuple):
         facts = remote.head(f"{self.address}/{name}")
         if facts.size != size or remote.digest(facts) != sha256:
             raise TokmillError(
-                "another file stands at this address, and is not replaced",
+                "another file is at this address, and is not replaced",
                 where=facts.address,
                 hint="push to another address, or remove what is there first",
             )
@@ -152,7 +152,9 @@ def pull(address: str, out: Path, advance: Advance = lambda size: None) -> Store
     """Copy the store at an address, with its overlays, into a folder, and return it."""
     source = address_of(address)
     if not source:
-        raise UsageError("this is no address", where=str(address), hint="such as s3://BUCKET/NAME")
+        raise UsageError(
+            "this is not an address", where=str(address), hint="such as s3://BUCKET/NAME"
+        )
     data, manifest = read_manifest(source)
     _check_folder(out, source, data)
     files = files_at(source, manifest)

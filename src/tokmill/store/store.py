@@ -416,7 +416,7 @@ class Store:
         """Return the path of a vocabulary's file."""
         if name not in self.vocabularies:
             raise TokmillError(
-                f"the store carries no vocabulary {name!r}",
+                f"the store has no vocabulary {name!r}",
                 where=str(self.path),
                 hint=nearest(name, self.vocabularies)
                 or "it was imported without a tokenizer: give one with --tokenizer",

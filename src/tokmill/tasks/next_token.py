@@ -56,7 +56,7 @@ def targets_of(
 ) -> dict[str, Array]:
     """Return the next token of each position of rows of T + 1 tokens: column → (B, T) int64.
 
-    Tokens that are no targets, `skipped` (`nothing_to_learn`), are `ignored`.
+    Tokens that are not targets, `skipped` (`nothing_to_learn`), are `ignored`.
     """
     targets = {name: batch.columns[name][:, 1:].astype(np.int64) for name in columns}
     for values in targets.values():
@@ -70,7 +70,7 @@ def ends_of(roles: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
 
 
 def nothing_to_learn(batch: Batch, ends: Mapping[str, int]) -> Array:
-    """Return (B, T) bool: which next tokens of rows of T + 1 tokens are no targets.
+    """Return (B, T) bool: which next tokens of rows of T + 1 tokens are not targets.
 
     These are padding; the first token of a new document, unless the token before it ends a
     document (`ends`: column → id), which is all that predicts it; the first token of the rest of a
@@ -157,7 +157,7 @@ class NextToken(Task):
         return Windows(store, self.length + 1, self.config.step or self.length)
 
     def extra_columns(self, schema: Schema) -> list[str]:
-        """Return `loss`, if the store has it: tokens whose `loss` is 0 are no targets."""
+        """Return `loss`, if the store has it: tokens whose `loss` is 0 are not targets."""
         return [LOSS] if LOSS in schema else []
 
     def predicts_first(self, store: Store) -> bool:

@@ -249,7 +249,7 @@ def struct_parameters(
     """Return a keyword parameter for typer for each field; None: the flag was not given.
 
     `panel`: of the help. `only`: fields that have a flag; all by default. `prefix`: the table of
-    the recipe in which the fields are keys; None: they are no keys.
+    the recipe in which the fields are keys; None: they are not keys.
     """
     docs, hints = field_docs(struct), typing.get_type_hints(struct)
     parameters = []

@@ -41,14 +41,14 @@ class CorpusConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     """File with a word per line (vocab.txt), whose lines are the ids; without it and without a
     tokenizer the words of the corpus are the vocabulary."""
     min_count: Annotated[int, Meta(ge=1)] = 1
-    """Words of the corpus that stand less often than this are [UNK]."""
+    """Words of the corpus that are rarer than this become [UNK]."""
     specials_in_text: Literal["plain", "special", "reject"] = "plain"
     """What `[SEP]` as a word of a walk means: a word that is not known, the special token, a
     reject."""
     end_of_record: Literal["eot", "none"] = "none"
     """Whether a walk ends with the `eot` token."""
     template: Literal["refuse", "add", "none"] = "none"
-    """What to do with a tokenizer that puts [CLS] or the like around every text."""
+    """For a tokenizer that adds tokens such as [CLS] to every text."""
 
 
 class CorpusSource(DocumentSource):
@@ -162,7 +162,7 @@ class _Pairs:
         self.between = True
 
     def walks(self, block: Block) -> Documents:
-        """Return the walks of a block; those that are no UTF-8 are rejected."""
+        """Return the walks of a block; those that are not UTF-8 are rejected."""
         texts: list[str] = []
         starts: list[int] = []
         named: list[str] = []

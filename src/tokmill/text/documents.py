@@ -274,7 +274,7 @@ def iter_documents(
     if why and not any_text:
         counts = ", ".join(f"{count:,} {reason}" for reason, count in why.items())
         raise TokmillError(
-            f"not one document was found ({counts})",
+            f"no document was found ({counts})",
             where=", ".join(inputs),
             hint=hint(source_kind, config, list(dict.fromkeys(paths))[:4], why),
         )

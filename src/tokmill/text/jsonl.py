@@ -293,7 +293,7 @@ class JsonlSource(DocumentSource):
         return records, np.array(kept, bool), refused
 
     def _with_nan(self, line: bytes) -> Any:
-        """Return the record of a line with NaN or Infinity, which are no JSON; None: it has none.
+        """Return the record of a line with NaN or Infinity, which are not JSON; None: it has none.
 
         Python and pandas write them. Where a text is to stand the line is refused.
         """

@@ -32,7 +32,7 @@ def parse_path(path: str) -> tuple[Step, ...]:
         step = _STEP.match(path, place)
         if step is None:
             raise UsageError(
-                f"{path!r} is no path of keys",
+                f"{path!r} is not a path of keys",
                 hint="keys have dots between them and [] after a list, as in messages[].content; "
                 'a key that holds such characters itself is quoted: "a.b"',
             )
@@ -42,7 +42,7 @@ def parse_path(path: str) -> tuple[Step, ...]:
                 key = msgspec.json.decode(key, type=str)
             except msgspec.DecodeError:
                 raise UsageError(
-                    f"{path!r}: the quoted key is no JSON string",
+                    f"{path!r}: the quoted key is not JSON string",
                     hint='a key in quotation marks is as in JSON: "a.b".c',
                 ) from None
         steps.append(Step(key, len(lists) // 2))
@@ -159,7 +159,7 @@ class TextOptions(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     end_of_record: Literal["eot", "none"] = "eot"
     """Whether a document ends with the `eot` token."""
     template: Literal["refuse", "add", "none"] = "refuse"
-    """What to do with a tokenizer that puts BOS or the like around every text."""
+    """For a tokenizer that adds tokens such as BOS to every text."""
 
 
 class FieldOptions(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -171,7 +171,7 @@ class FieldOptions(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only
     join: str = "\n"
     """Text between two fields, and between the elements of a list."""
     strip: bool = False
-    """Whether white space around each field is removed."""
+    """Remove white space around each field."""
     placeholders: tuple[str, ...] = ("[deleted]", "[removed]")
     """Texts that count as empty."""
     keep: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ class TextConfig(TextOptions, frozen=True, forbid_unknown_fields=True, kw_only=T
     separator: str = "<|endoftext|>"
     """A file without any separator is one document."""
     strip: bool = False
-    """Whether white space around each document is removed."""
+    """Remove white space around each document."""
     invalid_utf8: Literal["reject", "replace"] = "reject"
     """What happens to a document that is not UTF-8; `replace` inserts U+FFFD."""
 

@@ -155,7 +155,7 @@ def train(
     Raises:
         Interrupted: a signal or the time limit came; a checkpoint was saved.
         UsageError: the recipe is wrong.
-        TokmillError: the folder or a store was refused, or the loss is no number any more.
+        TokmillError: the folder or a store was refused, or the loss is not a number any more.
     """
     out = Path(out)
     with one_a_machine():
@@ -261,9 +261,9 @@ class Session:
         """Say how the run begins, and remove final weights if more steps follow."""
         steps, state = self.config.run.steps, self.state
         if state.step >= steps:
-            self.say("the run is finished: nothing is left to do")
+            self.say("the run is finished")
         elif state.step:
-            self.say(f"continues from its checkpoint{moves(state, self.engine)}")
+            self.say(f"resumes from its checkpoint{moves(state, self.engine)}")
         if state.step < steps and self.engine.rank == 0:
             session: dict[str, Any] = {"step": state.step, "processes": self.engine.world}
             if on := getattr(self.loop, "validated_on", ""):

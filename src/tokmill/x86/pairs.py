@@ -52,7 +52,7 @@ class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     streams: tuple[str, ...] = ()
     """Columns of tokens to keep, such as asm; by default all six. May be repeated."""
     layout: str = ""
-    """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
+    """The pattern of the programs' paths, such as {project}/{compiler}-{level}/{program}."""
     seed: int = 0
     """Seed of the walks."""
     walks: Walks = 2
@@ -64,8 +64,7 @@ class PairsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_onl
     min_tokens: Annotated[int, Meta(ge=1)] = 1
     """Smallest number of tokens of a walk; shorter walks are skipped."""
     weight: Literal["uniform", "degree"] = "uniform"
-    """How likely each successor is: uniform, or in proportion to 1 + its own successors
-    (degree)."""
+    """Probability of a successor: uniform, or in proportion to 1 + its successors (degree)."""
 
 
 CHOOSING = ("pair", "all_pairs")

@@ -65,7 +65,7 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     """The lifter, which finds functions and blocks in programs: native, or that of an installed
     package; graphs need none."""
     layout: str = ""
-    """How paths of programs are made up, such as {project}/{compiler}-{level}/{program}."""
+    """The pattern of the programs' paths, such as {project}/{compiler}-{level}/{program}."""
     max_tokens: Annotated[int, Meta(ge=LEAST_TOKENS, le=MOST_TOKENS)] = MOST_TOKENS
     """Largest number of tokens of a record; a longer function is cut into parts, between
     instructions."""
@@ -74,16 +74,15 @@ class X86Config(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     seed: int = 0
     """Seed of the walks."""
     walks: Walks = 1
-    """Walks that begin at each place that walk_from names."""
+    """Walks from each starting point (walk_from)."""
     walk_from: Literal["every", "entry", "random"] = "every"
-    """Where walks of a function begin: at every block, at its entry, or at a random block."""
+    """Starting points in a function: every block, its entry, or random blocks."""
     walk_tokens: int = 512
     """Largest number of tokens of a walk; it is cut between instructions."""
     walk_blocks: Blocks = 0
     """Largest number of blocks of a walk; 0: as many as the tokens allow."""
     weight: Literal["uniform", "degree"] = "uniform"
-    """How likely each successor is: uniform, or in proportion to 1 + its own successors
-    (degree)."""
+    """Probability of a successor: uniform, or in proportion to 1 + its successors (degree)."""
 
 
 WALKS = ("min_tokens", "seed", "walks", "walk_from", "walk_tokens", "walk_blocks", "weight")

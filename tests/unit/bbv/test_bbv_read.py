@@ -136,7 +136,7 @@ def test_a_pipe_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("T:1:2\nT:1:2:3\n", 2, "no entry"),
         ("T:1:2\n\nT:1 2\n", 3, "no entry"),
-        ("T:1:2 x\n", 1, "'x' is no entry"),
+        ("T:1:2 x\n", 1, "'x' is not an entry"),
         ("T:1:-2\n", 1, "no entry"),
         ("T:1:2.5\n", 1, "no entry"),
         ("T:1:2:\n", 1, "no entry"),
@@ -146,7 +146,7 @@ def test_a_pipe_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ("T:1:2\0\n", 1, "no entry"),
         ("# :\nT:1:2\nT:1:18446744073709551616\n", 3, "64 bits"),
         ("T:1:2\nT:1:1 :9223372036854775808:1\n", 2, "63 bits"),
-        ("T:1:2\nT:3:4:5:6\n", 2, "':3:4:5:6' is no entry"),
+        ("T:1:2\nT:3:4:5:6\n", 2, "':3:4:5:6' is not an entry"),
     ],
 )
 def test_a_line_that_is_wrong_is_named(text: str, line: int, what: str, tmp_path: Path) -> None:

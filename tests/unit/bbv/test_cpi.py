@@ -65,8 +65,8 @@ def test_every_form_is_read(text: str, kind: str, cpi: list[float], tmp_path: Pa
     [
         ("", "empty"),
         ("interval,cpi\n0,1\n1\n", "row 2 has 1 values"),
-        ("interval,cpi\n0,x\n", "'x', which is no number"),
-        ("interval,cpi\n0,1_5\n", "'1_5', which is no number"),
+        ("interval,cpi\n0,x\n", "'x', which is not a number"),
+        ("interval,cpi\n0,1_5\n", "'1_5', which is not a number"),
         ("interval,cpi\n0,-1\n", "cpi is -1"),
         ("cpi\ninf\n", "cpi is inf"),
         ("cpi\n0\n", "cpi is 0"),

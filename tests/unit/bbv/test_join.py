@@ -108,7 +108,7 @@ def test_pc_files(tmp_path: Path) -> None:
     assert found.find(np.array([3, 2, 9, 1])).tolist() == [1, -1, -1, 0]
     for text, what in [
         ("F:1:2000:\nF:1:2001:\n", "two addresses"),
-        ("F:1:xyz:\n", "line 1: 'F:1:xyz:' is no block"),
+        ("F:1:xyz:\n", "line 1: 'F:1:xyz:' is not a block"),
         ("F:1:11112222333344445:\n", "no block"),
         ("", "names no block"),
     ]:
@@ -132,7 +132,7 @@ def test_maps(tmp_path: Path) -> None:
     ]
     path.write_text("# x\n\n1000 /usr/bin/a b\n0x2000\tc\n")
     assert read_maps(path) == [(0x1000, 0, "/usr/bin/a b"), (0x2000, 0, "c")]
-    for text, what in [("gzip\n", "line 1: 'gzip' is no line"), ("", "names no file")]:
+    for text, what in [("gzip\n", "line 1: 'gzip' is not a line"), ("", "names no file")]:
         path.write_text(text)
         with pytest.raises(TokmillError, match=what):
             read_maps(path)

@@ -204,7 +204,7 @@ def test_one_function_has_no_negative(tmp_path: Path) -> None:
         ({"same": ["nonsense"]}, "same: the store has no column 'nonsense'"),
         ({"same": ["token"]}, "same: the store has no column 'token'"),
         ({"differ": ["function"]}, "cannot be the same and differ"),
-        ({"nameless": "("}, "is no regular expression"),
+        ({"nameless": "("}, "is not a regular expression"),
         ({"members": 3}, "members does nothing where triplets are mined"),
         ({"what": "groups", "count": 3}, "count does nothing where groups are mined"),
         ({"what": "groups", "members": 1}, "members: expected"),

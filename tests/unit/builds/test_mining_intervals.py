@@ -252,7 +252,7 @@ def test_what_cannot_be(tmp_path: Path, profiles: Store) -> None:
     with pytest.raises(UsageError, match="no column 'block'"):
         quick_build("mine", plain, tmp_path / "m", what="bbv")
     one = write_intervals(tmp_path / "one", programs=1, intervals=2, shards=1)
-    with pytest.raises(TokmillError, match="not one record was found"):
+    with pytest.raises(TokmillError, match="no record was found"):
         quick_build("mine", one.path, tmp_path / "m", what="bbv")
 
 

@@ -138,7 +138,7 @@ def test_near_duplicates_of_phrases_are_counted_in_phrases(tmp_path: Path) -> No
 
     def record(number: int) -> dict[str, Any]:
         tokens = sum(lengths[i] for i in rows[number])
-        # The blocks and what is no part of the phrase differ in every record.
+        # The blocks and what is not a part of the phrase differ in every record.
         side = [number % 2] * tokens
         return {"phrases": [(i, i % 3 == number % 3) for i in rows[number]], "side": side}
 

@@ -191,7 +191,7 @@ def test_other_values_are_another_content(store: Path) -> None:
     second = made(store, saved(store, np.arange(11) + 1), how=agreed)
     assert second.fingerprint != first.fingerprint
     assert Store(store, ["x"]).record(0)["x"].tolist() == [1, 2, 3]
-    # Where the file lies, and what the overlay is called, is no part of it.
+    # Where the file lies, and what the overlay is called, is not a part of it.
     moved = made(store, saved(store, np.arange(11) + 1, "y.npy"), column="x")
     assert moved.fingerprint == second.fingerprint
 

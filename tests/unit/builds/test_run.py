@@ -215,7 +215,7 @@ def test_too_many_rejects_end_the_build(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="1 of 6 records were rejected"):
         quick_build("jsonl", one, tmp_path / "c", how=how)
     for no_share in (float("nan"), -1, 1.5):
-        with pytest.raises(UsageError, match="is no share"):
+        with pytest.raises(UsageError, match="is not a share"):
             quick_build("jsonl", many, tmp_path / "d", how=How(max_rejects=no_share))
 
 
@@ -225,7 +225,7 @@ def test_a_build_that_fails_where_it_began_leaves_no_store(tmp_path: Path) -> No
     (tmp_path / "there").mkdir()
     for amount in (Amount(workers=0), Amount(workers=1)):
         for out in (tmp_path / "new/store", tmp_path / "there"):
-            with pytest.raises(TokmillError, match="not one record was found"):
+            with pytest.raises(TokmillError, match="no record was found"):
                 quick_build("jsonl", wrong, out, how=How(quiet=True, amount=amount))
         assert not (tmp_path / "new").exists()
         assert list((tmp_path / "there").iterdir()) == []
@@ -248,13 +248,13 @@ def test_a_build_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         (learned / name).write_bytes(TOKENIZER.read_bytes())
     with locked(tmp_path / "t/.lock", "", ""):
         pass
-    with pytest.raises(TokmillError, match="not one record was found"):
+    with pytest.raises(TokmillError, match="no record was found"):
         quick_build("jsonl", wrong, tmp_path / "t")
     found = {path.relative_to(tmp_path / "t").as_posix() for path in (tmp_path / "t").rglob("*")}
     assert found == {".lock", "vocab", "vocab/tokenizer.json", "vocab/learned.json"}
     # Of parts no one knows what the others do.
     how = How(quiet=True, amount=here(), part=(1, 1))
-    with pytest.raises(TokmillError, match="not one record was found"):
+    with pytest.raises(TokmillError, match="no record was found"):
         quick_build("jsonl", wrong, tmp_path / "p", how=how)
     assert (tmp_path / "p/plan.json").exists()
 

@@ -194,7 +194,7 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
     [
         ({"where": ["level"]}, "is not COLUMN OP VALUE"),
         ({"where": ["lvel > 1"]}, "no column 'lvel'"),
-        ({"where": ["level > x"]}, "'x' is no number"),
+        ({"where": ["level > x"]}, "'x' is not a number"),
         ({"where": ["name ~ ("]}, "no regular expression"),
         ({"where": ["vector > 1"]}, "one value per record"),
         ({"ratio": 1.5}, "ratio: expected"),
@@ -237,7 +237,7 @@ def test_a_split_is_disjoint_and_complete(
                 )
             )
         except TokmillError as error:
-            assert "not one record" in str(error)
+            assert "no record" in str(error)
     found = [level for part in parts for level in levels(part)]
     assert sorted(found) == sorted(record["level"] for record in RECORDS)
     if by != "level" and len(parts) == 2:
@@ -353,7 +353,7 @@ def test_records_of_other_columns_are_not_compared(tmp_path: Path) -> None:
     with pytest.raises(TokmillError, match="half: the store is not complete"):
         quick_build("select", tmp_path / "plain", tmp_path / "s", not_in=[str(tmp_path / "half")])
     for name, other in (("plain", "wide"), ("of-a", "of-a")):
-        with pytest.raises(TokmillError, match="not one record was found"):
+        with pytest.raises(TokmillError, match="no record was found"):
             quick_build("select", tmp_path / name, tmp_path / "s", not_in=[str(tmp_path / other)])
 
 
@@ -382,7 +382,7 @@ def test_ids_out_of_the_vocabulary(tmp_path: Path) -> None:
     mapped = quick_build("select", tmp_path / "p", tmp_path / "c", map_oov="4")
     assert ids_of(mapped) == [[1, 4, 3]]
     assert mapped.manifest.notes == {"ids of token replaced by 4": 1}
-    with pytest.raises(UsageError, match="map_oov = 10 is no id of the vocabulary, which has 10"):
+    with pytest.raises(UsageError, match="map_oov = 10 is not an id of the vocabulary"):
         quick_build("select", tmp_path / "p", tmp_path / "d", map_oov="10")
     with pytest.raises(TokmillError, match="the vocabulary has no 'pad' token"):
         quick_build("select", tmp_path / "p", tmp_path / "d", map_oov="pad")
@@ -466,7 +466,7 @@ def test_a_share_that_groups_make_impossible_is_told(
         wanted = f"{100 * len(names) / 3:.3g} % of 60 records were drawn, not 50 %"
         assert told.startswith(wanted) and "has 3 values here" in told
     assert len(shares) > 1
-    # A condition before the draw is no part of the share.
+    # A condition before the draw is not a part of the share.
     told = share_of(capsys, one, tmp_path / "c", ratio=0.6, by="name", where=["level == 0"])
     assert told.startswith("100 % of 25 records were drawn, not 60 %")
     assert not share_of(capsys, three, tmp_path / "d", ratio=0.5, where=["level < 2"])

@@ -227,7 +227,7 @@ def test_every_source_has_a_case() -> None:
 
 
 def build(case: Case, out: Path, how: How | None = None) -> Store:
-    """Build; an overlay lies in its store, of which each build gets a copy."""
+    """Build; an overlay is in its store, of which each build gets a copy."""
     path, place = case.path, out
     if case.source in ("overlay", "embed"):
         path = out / "base"

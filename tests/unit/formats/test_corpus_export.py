@@ -87,6 +87,6 @@ def test_a_store_of_text_has_no_words(tmp_path: Path) -> None:
     store = quick_build(
         "jsonl", jsonl(tmp_path / "a.jsonl", [{"text": "some text"}]), tmp_path / "s"
     )
-    with pytest.raises(UsageError, match="is no word") as error:
+    with pytest.raises(UsageError, match="is not a word") as error:
         export(store, tmp_path / "out")
     assert error.value.hint and not (tmp_path / "out" / "vocab.txt").exists()

@@ -99,7 +99,7 @@ def test_other_references_are_marked(tmp_path: Path) -> None:
     one, other = (side[0] for side in data["code"][first[-1]])
     assert one[1] == ["push rbp", "mov eax,1  ; </script>old", "jne → 2"] and one[2] == "=~="
     assert other[1][1] == "mov eax,1  ; new" and other[2] == "=~="
-    assert "1 same but for references" in page.text
+    assert "1 same except for references" in page.text
 
 
 def test_nothing_of_a_program_is_markup(tmp_path: Path) -> None:

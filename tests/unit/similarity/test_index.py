@@ -147,11 +147,11 @@ def test_an_index_that_was_cut_short_changes_nothing(
 
 def test_places_where_none_can_be_made(store: Store, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("the user's")
-    for place, what in ((tmp_path / "file", "is no index"), (store.path, "this is a folder")):
+    for place, what in ((tmp_path / "file", "is not an index"), (store.path, "this is a folder")):
         with pytest.raises(UsageError, match=what):
             make(store, place)
     assert (tmp_path / "file").read_text() == "the user's"
-    for place, what in ((tmp_path / "no", "there is no such index"), (store.path, "is no index")):
+    for place, what in ((tmp_path / "no", "there is no such index"), (store.path, "not an index")):
         with pytest.raises(TokmillError, match=what):
             Index(place)
 

@@ -53,8 +53,8 @@ def test_many_lines(tmp_path: Path) -> None:
         (HEAD + "\np,f,gcc,O0,\n", "keys.csv:2: the line has 5 cells"),
         (HEAD + "\n\n\np,,gcc,O0\n", "keys.csv:4: the function is empty"),
         (HEAD + '\n"p\nq",f,gcc,O0\np,f,gcc,\n', "keys.csv:4: the level is empty"),
-        (HEAD + '\np,"f"x,gcc,O0\n', "keys.csv:2: the line is no CSV"),
-        (HEAD + '\np,"f,gcc,O0\n', "the line is no CSV"),
+        (HEAD + '\np,"f"x,gcc,O0\n', "keys.csv:2: the line is not CSV"),
+        (HEAD + '\np,"f,gcc,O0\n', "the line is not CSV"),
         (HEAD + ",blocks\np,f,gcc,O0,-1\n", "keys.csv:2: the number of blocks is '-1'"),
         (HEAD + ",blocks\np,f,gcc,O0,1e9\n", "keys.csv:2: the number of blocks is '1e9'"),
         (HEAD + ",blocks\np,f,gcc,O0,99999999999999999999\n", "the number of blocks is '9999"),
@@ -62,7 +62,7 @@ def test_many_lines(tmp_path: Path) -> None:
         (HEAD + "\np,f,gcc,O0\nq,f,gcc,O0\np,f,gcc,O0\n", "keys.csv:4: the function stands in "
          "line 2 already"),
         (HEAD.encode() + b"\np,\xff,gcc,O0\n", "the text is not UTF-8"),
-        (HEAD + "\np," + "x" * 200_000 + ",gcc,O0\n", "the line is no CSV: field larger"),
+        (HEAD + "\np," + "x" * 200_000 + ",gcc,O0\n", "the line is not CSV: field larger"),
         (b"\x93NUMPY\x01\x00", "the text is not UTF-8"),
     ],
 )  # fmt: skip
@@ -73,7 +73,7 @@ def test_what_is_refused(tmp_path: Path, text: str | bytes, what: str) -> None:
 
 
 def test_no_file(tmp_path: Path) -> None:
-    for path, what in ((tmp_path / "no.csv", "there is no such file"), (tmp_path, "is no file")):
+    for path, what in ((tmp_path / "no.csv", "there is no such file"), (tmp_path, "is not a file")):
         with pytest.raises(TokmillError, match=what):
             read_keys(path)
 

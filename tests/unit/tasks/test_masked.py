@@ -60,7 +60,7 @@ def test_columns_are_hidden_together_and_some_are_predicted() -> None:
     task = made(sizes, share=1.0, mask_share=1.0, random_share=0.0, length=32)
     batch = task.prepare(batch_of(ids))
     assert all((batch.columns[name] == 4).all() for name in ids)
-    # What a vocabulary lacks is no target, and its position is hidden for the other column.
+    # What a vocabulary lacks is not a target, and its position is hidden for the other column.
     assert (batch.targets["mne"] < 0).sum() == 4 and (batch.targets["asm"] >= 0).all()
     one = made(sizes, columns=("asm",), length=32)
     batch = one.prepare(batch_of(ids))

@@ -1,4 +1,4 @@
-"""Plain text: separators, lines, bytes that are no UTF-8; and what all text sources share."""
+"""Plain text: separators, lines, bytes that are not UTF-8; and what all text sources share."""
 
 import gzip
 import json

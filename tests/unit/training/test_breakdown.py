@@ -128,7 +128,7 @@ def test_it_is_what_loops_over_the_records_find(
         groups[str(values[by])].append([lost, -sum(map(math.log, chances))])
     assert found["by"]["column"] == by
     lines = {str(line["value"]): line for line in found["by"]["values"]}
-    # What is no number is one line, the last.
+    # What is not a number is one line, the last.
     assert list(lines) == sorted(groups) and len(lines) == len(found["by"]["values"]) > 1
     for value, parts in groups.items():
         loss, unigram = np.mean(parts, 0)

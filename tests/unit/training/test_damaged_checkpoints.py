@@ -61,7 +61,7 @@ def test_a_resume_goes_on_from_the_one_before(
     tokmill.train(None, run, quiet=True)
     said = capsys.readouterr().err
     if name == "state.json" and how == "missing":
-        assert f"{run / NEWEST} is no checkpoint" in said
+        assert f"{run / NEWEST} is not a checkpoint" in said
         aside = run / "checkpoints/foreign-1-step-00000006"
     else:
         assert str(path) in said and "continues from step 4" in said
@@ -97,7 +97,7 @@ def test_what_is_not_ours_is_left_alone(
     names = {path.name for path in folder.iterdir()}
     assert find_whole(run) == run / NEWEST
     said = capsys.readouterr().err
-    assert all(f"step-0000000{n} is no checkpoint" in said for n in (7, 8, 9))
+    assert all(f"step-0000000{n} is not a checkpoint" in said for n in (7, 8, 9))
     tokmill.train(None, run, options={"run": {"steps": 6}}, quiet=True)
     # The next checkpoints need some of these names.
     (run / "recipe.json").write_text(

@@ -121,7 +121,7 @@ def test_each_process_gets_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_batch_on_the_cpu_stays_where_it_is(batch: Tensors) -> None:
     assert moved(batch, CPU) is batch
-    # Any other device gets every tensor, and what is no tensor as it is.
+    # Any other device gets every tensor, and what is not a tensor as it is.
     meta = moved(batch, torch.device("meta"))
     assert meta.columns["token"].device.type == meta.document.device.type == "meta"
     assert meta.whole is batch.whole

@@ -133,13 +133,13 @@ def test_the_command_reads_them(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ('{"lr": 1e-4, // a comment\n}', "no comments"),
         ("[1]", "holds no settings"),
         ('{"model": {"dim": 3}}', "holds no settings"),
         ('{"text": "once"}', "text: there is no such key"),
         ('{"lr": "much", "d_model": 8}', "expected `float`"),
-        ("[" * 100_000, "is no JSON"),
+        ("[" * 100_000, "is not JSON"),
         ('{"lr": 1e-4, "seed": 1, "lr": 2e-4}', "the name 'lr' stands twice"),
     ],
 )

@@ -149,7 +149,7 @@ def test_odd_programs() -> None:
         diff = diff_graphs(a, b)
         check(a, b, diff)
         assert diff.same == (a is b)
-    # A function without blocks, one without edges, and bytes that are no instructions.
+    # A function without blocks, one without edges, and bytes that are not instructions.
     odd = graph_of({0x10: [], 0x20: [Block(0x20, [b"\x06"])], 0x30: [Block(0x30)]})
     check(odd, odd, diff_graphs(odd, odd))
     check(one, odd, diff_graphs(one, odd))

@@ -196,7 +196,7 @@ def test_a_pointer_is_no_constant_and_a_mask_is_one(built: Path) -> None:
     """
     graph = lift(assembled(built, "pointers", source), facts=True)
     assert graph.strings == ["text of the program"] and len(graph.string) == 3
-    # RBP is no frame pointer where nothing sets it so.
+    # RBP is not a frame pointer where nothing sets it so.
     assert graph.constant.tolist() == [0x401008, 24, -8, 0x28]
 
 

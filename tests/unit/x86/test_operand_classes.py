@@ -57,5 +57,5 @@ def test_lines_that_stand_again(tmp_path: Path, tokmill: Callable[..., object]) 
     with pytest.raises(TokmillError, match="'mov' is repeated in the list"):
         read_vocabularies(tmp_path)
     done = tokmill("vocab", "import", "asm_tokens.txt", "-o", "made", cwd=tmp_path)
-    assert "repeated lines were left out: 'mov'" in done.stderr  # type: ignore[attr-defined]
+    assert "duplicate lines were dropped: 'mov'" in done.stderr  # type: ignore[attr-defined]
     assert json.loads((tmp_path / "made/ids.json").read_bytes())["asm"] == found.ids

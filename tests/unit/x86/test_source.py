@@ -110,7 +110,7 @@ int main(int count, char **words) {
 
 @pytest.mark.parametrize("by", ["g++", "clang++"])
 def test_a_record_begins_where_its_function_does(tmp_path: Path, built: Path, by: str) -> None:
-    """Rare code that the compiler put before it comes last, and is no loop."""
+    """Rare code that the compiler put before it comes last, and is not a loop."""
     path = compiles(built, f"{by}-rare", RARE, "-O2", by=by)
     graph, at = lift(path, facts=True), symbols(path)
     number = graph.function_name.index("rare")

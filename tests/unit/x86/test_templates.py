@@ -37,7 +37,7 @@ def test_equal_instructions_have_equal_numbers() -> None:
 def test_different_code_with_equal_tokens_has_one_number() -> None:
     code, lengths = decodable(bytes.fromhex("89c8" + "8bc1" + "8b00" + "8b4000"))
     numbers = Templates("tokmill", 64).numbers(code, lengths).tolist()
-    assert numbers[2] == numbers[3], "a displacement of 0 is no token"
+    assert numbers[2] == numbers[3], "a displacement of 0 is not a token"
     # The two encodings of mov eax,ecx differ in the kinds of operands.
     assert numbers[0] != numbers[1]
 

@@ -279,14 +279,14 @@ class Machine(PythonReader):  # type: ignore[misc]
         reason = f" ({why})" if why else ""
         what = f"{NAMES[code]} does not fit here" if code in NAMES else "no operation of pickles"
         return TokmillError(
-            f"this is no sound pickle: {what}{reason}",
+            f"this is not a sound pickle: {what}{reason}",
             where=f"{self.path}, byte {place:,}",
             hint="it is damaged, of another format, or made to harm its readers",
         )
 
     def _refuse(self, what: str) -> NoReturn:
         raise TokmillError(
-            f"the pickle {what}, which is no data",
+            f"the pickle {what}, which is not data",
             where=f"{self.path}, byte {self.place:,}",
             hint="it is of another kind, or made to run code in its readers: no code was run here, "
             "and `tokmill inspect` shows what it holds",

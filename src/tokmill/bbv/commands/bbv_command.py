@@ -30,11 +30,11 @@ UNTRAINED = "untrained"
 
 def profile(
     words: Annotated[
-        list[str], typer.Argument(metavar="-- PROGRAM ARG…", help="What is run and profiled.")
+        list[str], typer.Argument(metavar="-- PROGRAM ARG…", help="The program and its arguments.")
     ],
     out: Annotated[Path, typer.Option("-o", "--out", readable=False, help="Folder to write.")],
-    name: Annotated[str, typer.Option(help="Name of the files; else that of the program.")] = "",
-    stdin: Annotated[str, typer.Option(metavar="FILE", help="What the program reads.")] = "",
+    name: Annotated[str, typer.Option(help="Name of the files; default: the program's.")] = "",
+    stdin: Annotated[str, typer.Option(metavar="FILE", help="Input of the program.")] = "",
     every_blocks: Annotated[
         int,
         typer.Option(
@@ -49,10 +49,10 @@ def profile(
         ),
     ] = False,
     intervals: Annotated[
-        int, typer.Option(min=2, metavar="N", help="With --measured: about so many intervals.")
+        int, typer.Option(min=2, metavar="N", help="With --measured: about how many intervals.")
     ] = 300,
     runs: Annotated[
-        int, typer.Option(min=1, metavar="N", help="With --measured: runs that are timed.")
+        int, typer.Option(min=1, metavar="N", help="With --measured: number of timed runs.")
     ] = 25,
     quiet: Quiet = False,
     json: Json = False,
@@ -115,7 +115,7 @@ def check(
     quiet: Quiet = False,
     json: Json = False,
 ) -> int:
-    """Read a file of basic block vectors and say what it holds; exit code 1 if it is cut off."""
+    """Describe a file of basic block vectors; exit code 1 if it is truncated."""
     from tokmill.bbv.traces.read import pieces
 
     rows = entries = 0
@@ -160,7 +160,7 @@ def check(
             print("repetitions of REP instructions are not counted here; callgrind counts them")
     if piece.ignored:
         ignored = ", ".join(f"{count:,} {kind}" for kind, count in piece.ignored.items())
-        print(f"lines that are no interval: {ignored}")
+        print(f"lines that are not intervals: {ignored}")
     if piece.torn:
         print(TORN)
     return int(piece.torn)
@@ -262,14 +262,14 @@ def _print(shared: Shared, executions: Executions) -> None:
         f"{shared.speed_up:,.0f}; SimPoint with as many for each program "
         f"{1 - float(errors['simpoint'].mean()):.1%}, {shared.speed_up_alone:,.0f}"
     )
-    print("held out: points of the other programs alone; nothing of the program was simulated")
+    print("held out: only points of the other programs; no interval of the program was simulated")
     if executions.left_out:
         say(f"{human_count(executions.left_out, 'interval')} without instructions or CPI left out")
 
 
 app = group_of(
     "bbv",
-    "Execution profiles: basic block vectors, CPI and miss rates of programs that run.",
+    "Execution profiles: basic block vectors, CPI and miss rates.",
     {
         "profile": profile,
         "check": check,

@@ -19,7 +19,7 @@ LITTLE = 2.0
 Traces = Annotated[
     list[Path],
     typer.Argument(
-        metavar="BBV…", help="Basic block vectors, a file a program.", show_default=False
+        metavar="BBV…", help="Basic block vectors, one file per program.", show_default=False
     ),
 ]
 Out = Annotated[
@@ -50,7 +50,7 @@ Cpi = Annotated[
     list[Path] | None,
     typer.Option(
         metavar="FILE",
-        help="CPI of each interval, to judge the points by (.intervals.csv of `bbv profile`, "
+        help="CPI of each interval, to compute the error (.intervals.csv of `bbv profile`, "
         "CSV, JSON, gem5's timeline); one file for each BBV.",
     ),
 ]
@@ -64,7 +64,7 @@ Simulated = Annotated[
 ]
 MaxPoints = Annotated[
     int | None,
-    typer.Option(min=1, help="BIC chooses at most so many clusters.", show_default="30"),
+    typer.Option(min=1, help="Largest number of clusters for BIC.", show_default="30"),
 ]
 Dimensions = Annotated[
     int | None,
@@ -74,7 +74,7 @@ Dimensions = Annotated[
         show_default="15, simpoint: doubled while that explains more",
     ),
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything that is random.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
 SUFFIXES = (".simpoints", ".weights")
 
@@ -104,7 +104,7 @@ def simpoint(
 
     if max_points and (points or method != choosing.SIMPOINT):
         raise UsageError(
-            "--max-points bounds what BIC chooses, which is not asked here", hint="--points N"
+            "--max-points limits the choice by BIC, which is not used here", hint="--points N"
         )
     options = choosing.Options(
         method=method,

@@ -55,7 +55,7 @@ def simpoints(
 ) -> SimPoints:
     """Choose the simulation points of a program; the same in every run.
 
-    An interval without instructions is no point, nor is one with far fewer than its cluster's
+    An interval without instructions is not a point, nor is one with far fewer than its cluster's
     others (`clusters.nearest`).
 
     Args:

@@ -76,7 +76,7 @@ def read_addresses(path: Path | str) -> Addresses:
         match = BLOCK.fullmatch(line.strip())
         if match is None:
             raise TokmillError(
-                f"{plain(line[:40].decode('utf-8', 'replace'))!r} is no block",
+                f"{plain(line[:40].decode('utf-8', 'replace'))!r} is not a block",
                 where=f"{path}, line {number}",
                 hint="a line is F:ID:ADDRESS:FUNCTION, the address hexadecimal",
             )
@@ -113,7 +113,7 @@ def read_maps(path: Path | str) -> list[Mapped]:
         match = MAPS.fullmatch(text) or PLACED.fullmatch(text)
         if match is None:
             raise TokmillError(
-                f"{plain(text[:60])!r} is no line of a map",
+                f"{plain(text[:60])!r} is not a line of a map",
                 where=f"{path}, line {number}",
                 hint="a copy of /proc/PID/maps, or lines: ADDRESS PATH",
             )

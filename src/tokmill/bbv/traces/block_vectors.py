@@ -47,7 +47,7 @@ class BlockVectors:
     """Instructions executed: uint64."""
     declared: Declared = Declared()
     ignored: dict[str, int] = field(default_factory=dict)
-    """First character of lines that are no vectors (`#`, `blank`) → number of such lines."""
+    """First character of lines that are not vectors (`#`, `blank`) → number of such lines."""
     torn: bool = False
     """Whether the last line does not end with a newline; the file may have been cut off."""
 

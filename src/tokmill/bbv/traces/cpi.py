@@ -171,7 +171,7 @@ def _csv(data: bytes, choose: Choose | None = None) -> dict[str, Array]:
         raise ValueError("it is empty")
     names = [name.strip().lower() for name in first]
     if len(set(names)) < len(names):
-        raise ValueError("a column stands twice")
+        raise ValueError("a duplicate column")
     if len(names) == 1 and NUMBER.fullmatch(names[0]) and not choose:
         names, rows = ["cpi"], itertools.chain([first], rows)
     if NUMBER.fullmatch(names[0]):
@@ -192,18 +192,18 @@ def _number(value: Any, name: str) -> float:
         return float("nan")
     # Python reads 1_5 as 15.
     if isinstance(value, bool) or not isinstance(value, str | int | float) or "_" in str(value):
-        raise ValueError(f"{name} holds {str(value)[:40]!r}, which is no number")
+        raise ValueError(f"{name} holds {str(value)[:40]!r}, which is not a number")
     try:
         return float(value)
     except (ValueError, OverflowError):
-        raise ValueError(f"{name} holds {str(value)[:40]!r}, which is no number") from None
+        raise ValueError(f"{name} holds {str(value)[:40]!r}, which is not a number") from None
 
 
 def _json(data: bytes) -> dict[str, Array]:
     value = loads_json(data)
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         if not all(isinstance(row, Mapping) for row in value):
-            raise ValueError("some of its entries are no objects")
+            raise ValueError("some of its entries are not objects")
         rows = [_flat(row) for row in value]
         names = list(dict.fromkeys(name for row in rows for name in row))
         value = {name: [row.get(name) for row in rows] for name in names}
@@ -248,7 +248,7 @@ def _timeline(value: Mapping[str, Any]) -> dict[str, Array]:
     columns = []
     for name in (CYCLES, INSTRUCTIONS):
         if not isinstance(value[name], list):
-            raise ValueError(f"{name} is no list")
+            raise ValueError(f"{name} is not a list")
         columns.append(np.array([_number(one, name) for one in value[name]], np.float64))
         if np.isnan(columns[-1]).any():
             raise ValueError(f"a value of {name} is missing")
@@ -256,7 +256,7 @@ def _timeline(value: Mapping[str, Any]) -> dict[str, Array]:
     if len(cycles) != len(instructions):
         raise ValueError("its lists have different lengths")
     if (instructions < 0).any():
-        raise ValueError(f"{INSTRUCTIONS} is no running total: a value is smaller")
+        raise ValueError(f"{INSTRUCTIONS} is not a running total: a value is smaller")
     if (np.diff(cycles)[instructions[1:] > 0] > 0).all():
         each = np.diff(cycles, prepend=0.0)
         if len(cycles) > 1 and (

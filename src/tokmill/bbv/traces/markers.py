@@ -76,7 +76,7 @@ class Command(NamedTuple):
             raise TokmillError(
                 f"the program ended with exit code {process.returncode}{last}",
                 where=shlex.join(self.words),
-                hint="run it by itself first; an execution that fails is no profile",
+                hint="run it by itself first; an execution that fails is not a profile",
             )
         return process.pid
 

@@ -167,7 +167,7 @@ def _written(
     }
     write(files[".bb.gz"], vectors)
     write_addresses(files[".pc"], addresses)
-    # The library of marks is gone by now, and it is no part of the program.
+    # The library of marks is gone by now, and it is not a part of the program.
     there = [one for one in mapped if Path(one.path).is_file()]
     write_maps(files[".map"], there)
     write_file(files[".about.json"], msgspec.json.encode(about) + b"\n")

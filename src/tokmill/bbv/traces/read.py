@@ -95,7 +95,7 @@ def pieces(
         raise TokmillError(
             f"the file declares {human_count(stated, 'interval')} and has {rows:,}",
             where=str(path),
-            hint="a part of it is missing or stands twice: copy it again, or make it again",
+            hint="a part of it is missing or duplicated: copy it again, or make it again",
         )
     if not rows:
         raise TokmillError(
@@ -209,7 +209,7 @@ class _Parser:
         return BlockVectors(edges.astype(np.int64), ended_ids, ended_counts)
 
     def _mark_lines(self, text: Array, data: bytes) -> Array:
-        """Blank out what is no entry; return where the intervals begin that begin here."""
+        """Blank out what is not an entry; return where the intervals begin that begin here."""
         ends = np.flatnonzero(text == NEWLINE)
         starts = np.concatenate([[2], ends + 1])
         starts = starts[starts < len(text)]
@@ -289,7 +289,7 @@ class _Parser:
         match = VALID.match(text.tobytes(), 2)
         place = (match.end() if match else 2) - 2
         entry = plain(data[place : place + 20].split(b"\n")[0].decode("latin-1"))
-        return self._error(data, place, f"{entry!r} is no entry of a basic block vector")
+        return self._error(data, place, f"{entry!r} is not an entry of a basic block vector")
 
     def _error(self, data: bytes, place: int, what: str) -> TokmillError:
         line = self.line + data.count(b"\n", 0, max(place, 0))

@@ -27,10 +27,10 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """What is mined, and how records are chosen."""
 
     what: What = "triplets"
-    """triplets: anchor, positive, negative; groups: records of one function side by side; bbv:
+    """triplets: anchor, positive, negative; groups: several records of one function; bbv:
     triplets of intervals."""
     seed: int = 0
-    """Another seed draws other positives and negatives."""
+    """Seed of the random choice of positives and negatives."""
     same: tuple[str, ...] = ()
     """Columns in which records of one function are equal; by default project, program, function and
     part, as far as the store has them."""
@@ -40,27 +40,27 @@ class MineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     apart: tuple[str, ...] = ()
     """Records that are equal in these columns are never negatives; by default function."""
     nameless: str = "sub_[0-9a-f]+|"
-    """Regular expression of names that say nothing; such records are left out."""
+    """Regular expression of meaningless names; such records are left out."""
     count: Annotated[int, Meta(ge=1)] = 1
     """Triplets of each anchor."""
     negatives: Literal["random", "semi-hard"] = "random"
-    """random; semi-hard: less like the anchor than the positive is, but by less than the margin
+    """random; semi-hard: less similar to the anchor than the positive, by less than the margin
     (intervals)."""
     margin: Annotated[float, Meta(gt=0, le=2)] = 0.2
     """Margin of semi-hard negatives, as a cosine."""
     members: Annotated[int, Meta(ge=2)] = 8
-    """Most records of a group; a function with more makes several groups."""
+    """Largest number of records in a group; a function with more makes several groups."""
     dimensions: Annotated[int, Meta(ge=1, le=4096)] = 100
     """Dimensions of a projected vector (intervals)."""
     above: Annotated[float, Meta(ge=-1000, le=1000)] = 0.5
-    """Cosines of positive intervals are above the mean of all pairs of the program by so many
-    standard deviations; where none is, above the quantile of a normal distribution there."""
+    """Cosines of positive intervals are above the mean of all pairs of the program by this number
+    of standard deviations; if none is, above that quantile of a normal distribution."""
     below: Annotated[float, Meta(ge=-1000, le=1000)] = 1.0
-    """Cosines of negative intervals are below the mean by so many standard deviations, or
+    """Cosines of negative intervals are below the mean by this number of standard deviations, or
     below that quantile."""
     neighbours: Annotated[int, Meta(ge=0)] = 0
-    """Positive intervals are among so many nearest ones, and above the threshold; 0: any above
-    the threshold."""
+    """Positive intervals are among this number of nearest ones, and above the threshold;
+    0: any above the threshold."""
     cpi: bool = False
     """Leave out intervals without a CPI."""
     across: bool = False
@@ -83,8 +83,8 @@ MINERS: dict[str, type[Triplets | Groups | Intervals]] = {
 
 
 THRESHOLDS = (
-    "--above, --below and --margin say how like and unlike they are to be; intervals with equal "
-    "counts are no pair"
+    "--above, --below and --margin set the similarity of pairs; intervals with equal counts are "
+    "not a pair"
 )
 
 
@@ -105,7 +105,7 @@ class MineSource(Source):
         "inspect STORE --head 3` shows the columns, --same and --differ name others",
         **dict.fromkeys((NO_POSITIVE, NO_NEGATIVE, NO_SEMI_HARD), THRESHOLDS),
         WHY[NAMELESS]: "programs without symbols have no names to pair functions by",
-        WHY[AMBIGUOUS]: "name the columns that tell these records apart: --same",
+        WHY[AMBIGUOUS]: "name the columns that distinguish these records: --same",
     }
     schema: Schema = {}
     config: MineConfig

@@ -90,7 +90,7 @@ def naming(
         re.compile(nameless)
     except re.error as error:
         raise UsageError(
-            f"nameless: {nameless!r} is no regular expression: {error}", hint="see Python's `re`"
+            f"nameless: {nameless!r} is not a regular expression: {error}", hint="see Python's `re`"
         ) from None
     others = ("project", "program", "version", "compiler", "level", "part", "walk")
     named = {*names, *builds}

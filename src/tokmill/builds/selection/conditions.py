@@ -70,7 +70,7 @@ def parse_condition(
     number = number_of(raw) if sign != "~" else None
     if not is_text and number is None and sign != "~":
         raise UsageError(
-            f"where: {raw!r} is no number, but {name!r} holds numbers",
+            f"where: {raw!r} is not a number, but {name!r} holds numbers",
             hint=f"compare with a number: --where '{name} > 10'",
         )
     if sign == "~":
@@ -78,12 +78,12 @@ def parse_condition(
             re.compile(bare)
         except re.error as error:
             raise UsageError(
-                f"where: {bare!r} is no regular expression: {error}",
+                f"where: {bare!r} is not a regular expression: {error}",
                 hint="after ~ comes a regular expression of Python's `re`",
             ) from None
 
     def one_holds(value: Any) -> bool | None:
-        """Say whether a value fits; None: it is no number, and neither above nor below one."""
+        """Say whether a value fits; None: it is not a number, and neither above nor below one."""
         if sign == "~":
             return bool(re.search(bare, str(value)))
         if number is None:

@@ -46,7 +46,7 @@ def rows_of_a_band(threshold: float) -> int:
     """
     if not LOWEST <= threshold <= 1:
         raise UsageError(
-            f"near_unique = {threshold} is no threshold",
+            f"near_unique = {threshold} is not a threshold",
             hint=f"a similarity from {LOWEST} to 1; 0.9 is usual",
         )
     rows = range(1, HASHES + 1)

@@ -296,7 +296,7 @@ def open_arrays(path: Path, name: str, column: str = "") -> dict[str, Array]:
     try:
         with machine_errors("read", path):
             if not path.is_file():
-                what = "this is no file" if path.exists() else "there is no such file"
+                what = "this is not a file" if path.exists() else "there is no such file"
                 raise TokmillError(what, where=str(path), hint="check the path")
             head = read_file(path, 6)
         if head == NPY:

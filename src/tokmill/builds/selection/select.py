@@ -49,9 +49,9 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """Share to keep, drawn by hash: equal on every machine, stable when records are added. About N
     of M records: N / M."""
     rest: bool = False
-    """Keep what `ratio` would leave out: two builds, one of them with `rest`, split a store."""
+    """Keep the complement of `ratio`: two builds, one of them with `rest`, split a store."""
     seed: int = 0
-    """Another seed draws other records."""
+    """Seed of the random choice of records."""
     by: str = ""
     """Column such as `project`, `program`, `function`: records with equal values are drawn
     together. `function-hash`, or nothing: records with equal tokens are drawn together."""
@@ -64,7 +64,7 @@ class SelectConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     """For `near_unique`: tokens of a shingle; phrases for records that are stored as phrases
     (instructions)."""
     not_in: tuple[str, ...] = ()
-    """Stores whose records are left out (to avoid a leak from training into validation)."""
+    """Stores whose records are left out (to avoid leakage of training data into validation)."""
     partial: bool = False
     """Accept unfinished stores."""
     map_oov: str = ""
@@ -342,7 +342,7 @@ def substitute(name: str, vocabulary: Vocabulary) -> int:
         return vocabulary.role(name)
     if int(name) >= vocabulary.size:
         raise UsageError(
-            f"map_oov = {name} is no id of the vocabulary, which has {vocabulary.size:,}",
+            f"map_oov = {name} is not an id of the vocabulary, which has {vocabulary.size:,}",
             where=vocabulary.file,
             hint="give an id below that, or a role such as unk",
         )

@@ -70,7 +70,7 @@ def words_of(store: Store, column: str) -> list[str]:
     vocabulary = store.vocabularies.get(name or "")
     if name is None or vocabulary is None:
         raise UsageError(
-            f"the column {column!r} has no vocabulary, so its ids are no words",
+            f"the column {column!r} has no vocabulary, so its ids are not words",
             where=str(store.path),
             hint="--column names a column with a vocabulary",
         )
@@ -85,7 +85,7 @@ def words_of(store: Store, column: str) -> list[str]:
     for word in words:
         if len(word.split()) != 1:
             raise UsageError(
-                f"the token {word!r} is no word: it is empty or holds a blank",
+                f"the token {word!r} is not a word: it is empty or holds a blank",
                 where=f"{store.path}, column {column!r}",
                 hint="a corpus is made of words: of stores of x86 code, or of `build corpus`",
             )

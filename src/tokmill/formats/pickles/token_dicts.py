@@ -59,7 +59,7 @@ class TokenDictsSource(GatheredFiles):
 
     The columns `function`, `level` and `variant` are the key of a dict, the level of optimisation
     and the place in the list ("", "" and 0 in files that are lists of sequences; in a list of
-    levels, `function` is the number in that list, and a key that is a level is no function). A
+    levels, `function` is the number in that list, and a key that is a level is not a function). A
     record's place is its number in the file. No code in a file is run.
     """
 
@@ -226,7 +226,7 @@ Key = tuple[
 def _key(instruction: Any) -> Key:
     """Return the content of an instruction as a tuple, which is fast to compare.
 
-    Raises `TypeError`, `ValueError` or `KeyError` if it is no token dict.
+    Raises `TypeError`, `ValueError` or `KeyError` if it is not a token dict.
     """
     asm, reg, types, rw = [instruction[name] for name in ("asm", "reg", "type", "rw")]
     if not {type(asm), type(reg), type(types), type(rw)} <= LISTS:

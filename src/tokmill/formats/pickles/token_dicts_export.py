@@ -49,7 +49,7 @@ class TokenDictsExportOptions(
     """Columns of strings, such as function or function,level: their values become the keys of a
     dict of lists, or of such dicts; without it, a list."""
     sequences_per_file: Natural = 0
-    """Sequences (with `key`: keys of the file) of a file NAME_0.pkl, NAME_1.pkl …; 0: all in one
+    """Sequences (with `key`: keys) per file NAME_0.pkl, NAME_1.pkl …; 0: all in one
     file."""
     name: str = "tokens"
     """First part of the file names."""

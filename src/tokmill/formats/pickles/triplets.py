@@ -38,7 +38,7 @@ class TripletsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_
     """Options of pickles of triplets."""
 
     width: Annotated[int, Meta(ge=0)] | None = None
-    """Numbers of a block's vector, 0 if blocks are numbers; by default as in the first entry."""
+    """Dimensions of a block's vector, 0 for block numbers; by default as in the first entry."""
     cpi: bool | None = None
     """Whether entries have CPI; by default as in the first entry."""
     vectors: Literal["f4", "f8"] | None = None
@@ -46,7 +46,7 @@ class TripletsConfig(FolderOptions, frozen=True, forbid_unknown_fields=True, kw_
     weights: Literal["u8", "f8"] | None = None
     """u8 or f8: whole numbers from 0 on, or any; by default as in the first entry."""
     blocks: str = ""
-    """Store whose records the numbers of blocks are; with it a model can be trained on them."""
+    """Store whose record numbers the block numbers are; needed for training."""
 
 
 class TripletsSource(GatheredFiles):
@@ -173,7 +173,7 @@ class Entry:
             raise self.unfit("the file is a dict, not a list")
         if not isinstance(value, tuple | list) or len(value) not in SIZES:
             many = f" of {len(value)}" if hasattr(value, "__len__") else ""
-            raise self.unfit(f"{type(value).__name__}{many} is no tuple of 6 or 9")
+            raise self.unfit(f"{type(value).__name__}{many} is not a tuple of 6 or 9")
         has_cpi = SIZES[len(value)]
         self.blocks = [self._blocks(value[2 * i]) for i in range(MEMBERS)]
         self.weights = [self._numbers(value[2 * i + 1]) for i in range(MEMBERS)]
@@ -237,7 +237,7 @@ class Entry:
         if array is None and isinstance(value, list | tuple):
             kinds = {type(one) for one in value}
             if kinds - {int, float}:
-                raise self.unfit("weights or CPI that are no numbers")
+                raise self.unfit("weights or CPI that are not numbers")
             whole = np.int64 if min(value, default=0) < 0 else np.uint64
             try:
                 array = np.asarray(value, np.float64 if float in kinds else whole)

@@ -40,16 +40,16 @@ class NpzExportOptions(notes.ExportOptions, frozen=True, forbid_unknown_fields=T
     """Options of .npz files of padded windows."""
 
     max_length: int = 1024
-    """Tokens of a window at most; longer records give several windows."""
+    """Largest number of tokens in a window; longer records give several windows."""
     stride: int | None = None
     """Tokens from the beginning of a window to the next (a step, not an overlap); by default half
     of max_length."""
     padding: Literal["longest", "max_length"] = "longest"
     """Width of a file's arrays: that of its longest window, or max_length."""
     pad_id: int | None = None
-    """Id that fills up windows; by default the vocabulary's pad token."""
+    """Id of padding; by default the vocabulary's pad token."""
     windows_per_file: int | None = None
-    """Windows of a file, by default 10,000; the last file has the rest."""
+    """Windows per file, by default 10,000."""
     per_input: bool = False
     """Write one file for each input of the store, called tokenized_INPUT.npz."""
     name: str = "data"
@@ -57,7 +57,7 @@ class NpzExportOptions(notes.ExportOptions, frozen=True, forbid_unknown_fields=T
     ids_name: str = IDS
     """Name of the array of ids."""
     mask_name: str = MASK
-    """Name of the array that is 1 where a token stands."""
+    """Name of the array that is 1 at tokens and 0 at padding."""
 
 
 class NpzExport:
@@ -173,7 +173,7 @@ class NpzExport:
             raise TokmillError(
                 "windows are to be padded, but the vocabulary has no pad token"
                 if vocabulary
-                else "windows are to be padded, but the store carries no vocabulary",
+                else "windows are to be padded, but the store has no vocabulary",
                 where=str(store.path),
                 hint="--pad-id 0 takes any id (readers go by the mask), or build the store with "
                 "a tokenizer that has a <|pad|> token",

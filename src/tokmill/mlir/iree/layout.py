@@ -31,7 +31,7 @@ def channels_last(text: str) -> tuple[str, int]:
     Run in a child: the bindings are those of IREE's compiler. The results of the module have the
     shapes that they had.
 
-    Raises `TokmillError` for what is no module.
+    Raises `TokmillError` for what is not a module.
     """
     bindings = plugins.require("iree.compiler.ir")
     plugins.require("iree.compiler.dialects.linalg")

@@ -166,7 +166,7 @@ def take(state: State, action: actions.AnyAction) -> State:
     if isinstance(action, actions.Fuse) and action.producer not in producers:
         # What is written into a schedule is never taken from a file unchecked.
         raise UsageError(
-            f"{action.producer!r} is no producer of {state.operation.tag}",
+            f"{action.producer!r} is not a producer of {state.operation.tag}",
             hint=f"it has {', '.join(producers)}",
         )
     if not isinstance(action, actions.Tile):

@@ -60,7 +60,7 @@ MACHINE = (
     "cse",
     "convert-scf-to-cf",
     "convert-math-to-llvm",
-    # `erf`, of which GELU is made, is no function of LLVM. It is called for each number.
+    # `erf`, of which GELU is made, is not a function of LLVM. It is called for each number.
     "convert-math-to-libm",
     "convert-vector-to-llvm",
     "finalize-memref-to-llvm",

@@ -97,7 +97,7 @@ def read(text: str, where: str) -> Schedule:
     """
     first, _, _ = text.partition("\n")
     wrong = TokmillError(
-        "this is no schedule of tokmill: its first line does not list actions",
+        "this is not a schedule of tokmill: its first line does not list actions",
         where=where,
         hint=f"it begins with {HEADER!r}",
     )

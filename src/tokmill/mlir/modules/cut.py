@@ -103,7 +103,7 @@ def _checked(modules: Counter[str], names: dict[str, str], into: Cut, where: str
         for (name, why), count in zip(into.skipped, into.skipped_counts, strict=True):
             reasons[f"{name}: {why}"] += count
         raise NothingAlone(
-            "no operation of the module can be scheduled alone"
+            "no operation of the module can be scheduled"
             + "".join(f"; {count:,} × {reason}" for reason, count in reasons.most_common(3)),
             where=where,
             hint="lower it to linalg on tensors of fixed shapes first",
@@ -215,7 +215,7 @@ def _is_tensor(value: Any) -> bool:
 def _alone(view: Any) -> str:
     bindings, func = toolkit.ir(), plugins.require("torch_mlir.dialects.func")
     if not view.name.startswith("linalg."):
-        raise _SkipError("it is no operation of linalg")
+        raise _SkipError("it is not an operation of linalg")
     if not len(view.results):
         raise _SkipError("it works on memory, not on tensors")
     for value in (*view.operands, *view.results):

@@ -242,7 +242,7 @@ def chain(text: str) -> str:
     for name, *words in parts:
         if name not in GENERATORS:
             raise UsageError(
-                f"{name!r} in {text!r} is no operation", hint=nearest(name, GENERATORS)
+                f"{name!r} in {text!r} is not an operation", hint=nearest(name, GENERATORS)
             )
         value = _continue(writer, value, name, _sizes(words, text), text)
     assert value is not None

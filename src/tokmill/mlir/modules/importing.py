@@ -61,7 +61,7 @@ def of_onnx(path: Path, parameters: Path | None = None, until: float = math.inf)
     """Return an ONNX model as the text of a module; write its weights to `parameters` (`.irpa`).
 
     Raises `MissingExtraError` without the packages `iree-base-compiler` and `onnx`, `TokmillError`
-    with the tool's reason for what is no model, and for operations that it does not know.
+    with the tool's reason for what is not a model, and for operations that it does not know.
     """
     for package in ("onnx", "iree.compiler.ir"):
         plugins.require(package)
@@ -130,7 +130,7 @@ def of_iree(text: str, where: str, until: float = math.inf) -> str:
             OPT,
             [given, GENERIC, "-o", generic],
             Path(where),
-            "this is no valid MLIR module",
+            "this is not a valid MLIR module",
             "`iree-compile MODEL --compile-to=input` writes modules that are read",
             until,
         )

@@ -129,7 +129,7 @@ def find(module: Any, where: str) -> list[Operation]:
             number[result] = len(operations) - 1
     if not operations:
         raise TokmillError(
-            "no linalg operation stands in the module",
+            "the module has no linalg operation",
             where=where,
             hint="lower it to linalg on tensors first",
         )

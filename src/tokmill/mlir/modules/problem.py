@@ -46,7 +46,7 @@ class Problem:
 def of_text(text: str, name: str) -> Problem:
     """Return the problem that a module's text is, without what `forms.plain` takes out.
 
-    Raises `TokmillError` for what is no valid module, for several functions or branches, shapes
+    Raises `TokmillError` for what is not a valid module, for several functions or branches, shapes
     that are not known, elements that this cannot make, tensors beyond `LARGEST`, and for
     operations that may do something else than compute.
     """
@@ -142,7 +142,7 @@ def of_folder(path: Path) -> Folder:
     inside = sorted(file for file in path.glob("*.mlir") if file.is_file())
     if not inside:
         raise TokmillError(
-            "no .mlir file lies there", where=str(path), hint="name files, or another folder"
+            "there is no .mlir file", where=str(path), hint="name files, or another folder"
         )
     problems, refused = [], []
     for file in inside:

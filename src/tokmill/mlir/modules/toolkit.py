@@ -58,7 +58,7 @@ def parse(text: str, inside: Any, where: str) -> Any:
         message = first_error(str(error))
         line = re.match(r"(\d+):\d+: ", message)
         raise TokmillError(
-            f"this is no valid MLIR module: {message[line.end() :] if line else message}",
+            f"this is not a valid MLIR module: {message[line.end() :] if line else message}",
             where=f"{where}:{line[1]}" if line else where,
             hint="the syntax is that of LLVM 24; `tokmill rl` reads what its `mlir-opt` reads",
         ) from None

@@ -70,7 +70,7 @@ class RWKV7Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check_types(self, "model")
         if self.dim % self.head_dim:
             raise UsageError(
-                f"a width of {self.dim} is no number of heads of {self.head_dim}",
+                f"a width of {self.dim} is not a number of heads of {self.head_dim}",
                 where="model.head_dim",
                 hint="choose dim = heads × head_dim",
             )

@@ -132,7 +132,7 @@ def _chunks(
     queries = torch.cat([a * (c - w - m).exp(), r * ahead], -2)  # (B, H, C, 2 L, N)
     keys = torch.cat([b, k], -2) * torch.cat([behind, behind], -2)
     scores = queries @ keys.transpose(-1, -2)  # (B, H, C, 2 L, 2 L)
-    # What lies ahead is no number where decays are strong: it is put away, not multiplied by 0.
+    # What lies ahead is not a number where decays are strong: it is put away, not multiplied by 0.
     scores = scores.masked_fill(_hidden(chunk, scores.device), 0)
     from_before = queries * m.exp()
     to_after = torch.cat([b, k], -2) * torch.cat([(last - c).exp()] * 2, -2)

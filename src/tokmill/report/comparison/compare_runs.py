@@ -343,7 +343,7 @@ def doubts(
         texts = {on.text() for on in set(measured_on)}
         doubtful = len(texts) > 1 or "" in texts
         if doubtful:
-            notes.append(f"not known to be validated on the same text: {_places(measured_on)}")
+            notes.append(f"perhaps not validated on the same text: {_places(measured_on)}")
         elif rows != [0]:
             notes.append(
                 "the vocabularies differ, so different parts of the text were evaluated; "

@@ -25,7 +25,7 @@ def matching(
 ) -> Iterator[int]:
     """Yield the numbers of the records for which every condition, COLUMN OP VALUE, holds.
 
-    Conditions are those of `build select`. In `unknown`, by condition, values that are no numbers
+    Conditions are those of `build select`. In `unknown`, by condition, values that are not numbers
     are counted. Raises `UsageError` for one of another form, and for a
     column that does not hold one value per record.
     """

@@ -101,7 +101,7 @@ def replay(
     with measure.Measurements(settings) as measurements:
         said = measurements.space.text(problem, taken).partition("\n")[2].split()
         if text.partition("\n")[2].split() not in ([], said):
-            say(f"note: {schedule}: its first line alone counts; what follows says something else")
+            say(f"note: {schedule}: only its first line is used; the rest differs from it")
         result = measurements(problem, taken)
     with measure.Measurements(settings, None, IreeDefault()) as iree:
         row = row_of(problem, searches.Trial(taken, result), searches.iree_default(problem, iree))

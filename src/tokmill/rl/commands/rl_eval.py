@@ -31,13 +31,13 @@ Modules = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="MODULE...",
-        help="A .mlir file, a folder of them, or sizes. Default: those that the run held out.",
+        help="A .mlir file, a folder of them, or sizes. Default: the run's held-out modules.",
     ),
 ]
 Samples = Annotated[
     int,
     typer.Option(
-        min=0, help="Drawn schedules that are measured for each module, beside the likeliest."
+        min=0, help="Sampled schedules measured for each module, in addition to the likeliest."
     ),
 ]
 Runs = Annotated[
@@ -45,7 +45,7 @@ Runs = Annotated[
     typer.Option(
         min=1,
         max=MOST_RUNS,
-        help="Runs of each schedule; the least time counts. Default: as in the training.",
+        help="Runs of each schedule; the minimum time counts. Default: as in the training.",
     ),
 ]
 At = Annotated[
@@ -57,7 +57,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
     modules: Modules = None,
     samples: Samples = 0,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Of the drawn schedules.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Seed of the samples.")] = 0,
     runs: Runs = None,
     at: At = "",
     cache: CacheFile = None,
@@ -65,12 +65,11 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what a policy schedules: by its likeliest actions, and as the best of some.
+    """Evaluate a policy: its likeliest schedule, and the best of several samples.
 
-    The likeliest schedule is made without any measurement (zero-shot). The best is measured again
-    beside no schedule, which it is where nothing is faster; the time by IREE's default stands
-    beside it. Gains are geometric means; what gives no result counts as 1, because the module
-    without a schedule would run.
+    The likeliest schedule is chosen without measurements (zero-shot). The best is measured again
+    against no schedule, which is the answer if nothing is faster. The table also has the time of
+    IREE's default. Speed-ups are geometric means; a module without a result counts as 1.
     """
     from tokmill.mlir import measure as measuring
     from tokmill.mlir import search as searches

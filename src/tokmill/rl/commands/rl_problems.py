@@ -33,18 +33,18 @@ Modules = Annotated[
 MOST_RUNS = 1_000_000
 Runs = Annotated[
     int,
-    typer.Option(min=1, max=MOST_RUNS, help="Runs of each schedule; the least time counts."),
+    typer.Option(min=1, max=MOST_RUNS, help="Runs of each schedule; the minimum time counts."),
 ]
 MOST_SEED = (1 << 63) - 1
 """As of recipes (`training.recipe.check.SEEDS`), but none below 0."""
-SEED = typer.Option(min=0, max=MOST_SEED, help="Of random choices and of the inputs' numbers.")
+SEED = typer.Option(min=0, max=MOST_SEED, help="Seed of random choices and inputs.")
 CacheFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Measurements are kept there and not made twice."),
+    typer.Option(metavar="FILE", help="File that stores measurements for reuse."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option("-o", "--out", metavar="FOLDER", help="Write the best schedules there."),
+    typer.Option("-o", "--out", metavar="FOLDER", help="Folder for the best schedules."),
 ]
 
 
@@ -86,7 +86,7 @@ def problems_of(modules: list[str]) -> list[Any]:
             raise TokmillError("there is no such file", where=name, hint="check the path")
         if path.suffix.lower() == importing.ONNX:
             raise UsageError(
-                "a model is no single module",
+                "a model is not a single module",
                 where=name,
                 hint="`tokmill rl tune` takes it as a whole, `tokmill build mlir` its operations",
             )
@@ -207,7 +207,7 @@ def say_what_is_faster(rows: list[dict[str, Any]]) -> None:
         if one["status"] != "ok":
             say(f"note: {one['module']}: {one['status']}, {one['reason']}")
         elif not one["actions"]:
-            say(f"note: {one['module']}: no schedule that was measured is faster than none")
+            say(f"note: {one['module']}: no measured schedule is faster than the baseline")
         if one[IREE] < one["milliseconds"]:
             say(
                 f"note: {one['module']}: IREE's default is "

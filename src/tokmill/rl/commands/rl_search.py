@@ -30,7 +30,7 @@ from tokmill.terminal.output import print_json, say
 def search(
     modules: Modules,
     method: Annotated[str, typer.Option("--with", help="random or evolution.")] = "evolution",
-    evaluations: Annotated[int, typer.Option(min=1, help="Schedules measured, a module.")] = 64,
+    evaluations: Annotated[int, typer.Option(min=1, help="Schedules measured per module.")] = 64,
     seed: Annotated[int, SEED] = 0,
     runs: Runs = 5,
     cache: CacheFile = None,
@@ -40,10 +40,10 @@ def search(
 ) -> None:
     """Search for a good schedule of each module, by measured time.
 
-    Each schedule is compiled and run in a child process, its results are compared with those
-    without a schedule, and then its time counts. No schedule at all is the first that is measured.
-    The best ones are measured again in a fresh process: a gain within the noise of the baseline is
-    none, and no schedule is the answer then. The time by IREE's default stands beside it.
+    Each schedule is compiled and run in a child process, and its results are compared with those
+    of the module without a schedule, the baseline. The best ones are measured again in a new
+    process: a gain within the noise of the baseline does not count. The table also has the time
+    of IREE's default.
     """
     from tokmill.mlir import measure
     from tokmill.mlir import search as searches
@@ -82,7 +82,7 @@ def search(
     print_results(rows)
     say_what_is_faster(rows)
     if cached and cache is not None:
-        say(f"{human_count(cached, 'result')} came from the cache")
+        say(f"{human_count(cached, 'result')} from the cache")
 
 
 def best_of(

@@ -56,10 +56,10 @@ Out = Annotated[
         "to NAME.model.irpa.",
     ),
 ]
-MaxTime = Annotated[str, typer.Option(metavar="TIME", help="Time for all, such as 90s or 1h.")]
+MaxTime = Annotated[str, typer.Option(metavar="TIME", help="Total time limit, such as 90s or 1h.")]
 Parameters = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The model's weights, if they are not in it (.irpa)."),
+    typer.Option(metavar="FILE", help="External weights of the model (.irpa)."),
 ]
 
 
@@ -74,7 +74,7 @@ def tune(
     """Find the flags and the layout by which IREE runs a model fastest on this machine.
 
     The model is compiled with IREE's flags and with channels last, and all run in turns. Each
-    result is compared with that of IREE's default. What gains little is not recommended. An ONNX
+    result is compared with that of IREE's default. Small gains are not recommended. An ONNX
     model is timed under onnxruntime and OpenVINO too, if they are installed.
     """
     seconds = parse_seconds(max_time)
@@ -123,7 +123,7 @@ def _read(model: str, module: Path, weights: Path, parameters: Path | None, unti
     """
     path = Path(model)
     if path.is_dir():
-        raise UsageError("a folder is no model", where=model, hint="name one of its files")
+        raise UsageError("a folder is not a model", where=model, hint="name one of its files")
     if not path.exists():
         if parameters is not None:
             raise UsageError(

@@ -119,7 +119,7 @@ def config_of(model_type: str, model_config: Mapping[str, Any] | None = None) ->
         check_name("no embedding is", kind, plugins.EMBEDDINGS, f"model_config.{kind}")
         if not isinstance(table, Mapping):
             raise UsageError(
-                "it is no table", where=f"model_config.{kind}", hint="its keys are sizes"
+                "it is not a table", where=f"model_config.{kind}", hint="its keys are sizes"
             )
     configs = {
         kind: recipe.convert(

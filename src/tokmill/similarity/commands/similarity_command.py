@@ -24,7 +24,7 @@ Pairs = Annotated[
     str,
     typer.Option(
         metavar="O0-O3,…",
-        help="What is compared: pairs of levels, or of compilers as gcc-clang O2.",
+        help="Pairs of levels, or of compilers such as gcc-clang O2.",
         show_default="O0-O3, O1-O3, O2-O3, O0-Os, O1-Os, O2-Os, or all pairs of levels if there "
         "are none of these; all compilers",
     ),
@@ -33,7 +33,7 @@ Projects = Annotated[
     str,
     typer.Option(
         metavar="NAME,…",
-        help="Only functions of these projects are queries; those of others are negatives alone.",
+        help="Only functions of these projects are queries; those of others are only negatives.",
         show_default="all",
     ),
 ]
@@ -47,8 +47,8 @@ def evaluate(
         list[Path],
         typer.Argument(
             metavar="[RUN|F.npy]… STORE",
-            help="Runs or files of vectors, and the store of the functions at last. "
-            "The store alone: baselines alone.",
+            help="Runs or files of vectors, then the store of the functions. Without "
+            "vectors: only baselines.",
             show_default=False,
         ),
     ],
@@ -70,7 +70,7 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Find functions again that were compiled in another way: MRR, recall, beside baselines."""
+    """Evaluate the retrieval of functions compiled in another way: MRR, recall and baselines."""
     choice = Choice(rows=_words(pairs), projects=_words(projects), min_blocks=min_blocks)
     *given, place = paths
     store = Store(place).whole()
@@ -94,18 +94,18 @@ def score(
         Path,
         typer.Argument(
             metavar="KEYS.csv",
-            help="A line a vector: project, function, compiler, level; where known also program, "
+            help="One line per vector: project, function, compiler, level; optionally program, "
             "version, blocks, code.",
         ),
     ],
     pairs: Pairs = "",
     resamples: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Resamples of the intervals; 0: no intervals.")
+        int, typer.Option(min=0, metavar="N", help="Bootstrap samples for intervals; 0: none.")
     ] = RESAMPLES,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate vectors of any program, from a numpy file and a table of what they are of."""
+    """Evaluate vectors of any program, from a numpy file and a table of their functions."""
     choice = Choice(rows=_words(pairs), resamples=resamples)
     functions, unread = read_keys(keys)
     matrix = read_vectors(vectors, len(functions))

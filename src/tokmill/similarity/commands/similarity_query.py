@@ -40,8 +40,8 @@ Alone = Annotated[
     bool,
     typer.Option(
         "--alone",
-        help="Take the vectors alone, not their sum with strings, imports, constants and calls, "
-        "which is taken where graphs are known.",
+        help="Use only the vectors, not their sum with strings, imports, constants and calls "
+        "(the default if there are graphs).",
     ),
 ]
 
@@ -86,7 +86,7 @@ def query(
     if is_index(place):
         if given or graphs:
             raise UsageError(
-                "an index has its vectors", where=str(place), hint="name the index alone"
+                "an index has its vectors", where=str(place), hint="name only the index"
             )
         index = Index(place)
         store, by = index.store, index.facts.of
@@ -150,7 +150,7 @@ def index(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the vectors of a store's functions, so that a query needs no model."""
+    """Store the vectors of a store's functions, so that a query needs no model."""
     *given, place = paths
     check_given(given)
     if not given:
@@ -205,7 +205,7 @@ def _matrix(
         return f"{name} + {SUMMED}", rows, False
     if not graphs:
         raise UsageError(
-            "the store was not built of graphs, and without them nothing is known but tokens",
+            "the store was not built of graphs, and without them only tokens are known",
             where=str(store.path),
             hint="`tokmill cfg PROGRAMS -o GRAPHS`, then the same command with --graphs GRAPHS; or "
             "name a run",
@@ -221,5 +221,5 @@ def _address(text: str) -> int | None:
     except ValueError:
         result = -1
     if not 0 <= result < 1 << 64:
-        raise UsageError(f"--address: {text!r} is no address", hint="--address 0x401000")
+        raise UsageError(f"--address: {text!r} is not an address", hint="--address 0x401000")
     return result

@@ -35,7 +35,7 @@ def vectors_of(path: Path, store: Store, *, at: str, device: str, quiet: bool) -
         table = embed_store(path, store.path, at=at, device=device, quiet=quiet)
         return path.resolve().name, Store(store.path, [table.overlay]).column("embedding")
     raise UsageError(
-        "this is no run and no .npy file",
+        "this is neither a run nor an .npy file",
         where=str(path),
         hint="`tokmill train` makes a run; a file has a row of numbers for each record",
     )

@@ -199,7 +199,7 @@ def key_columns(store: Store, chosen: Sequence[str]) -> tuple[str, ...]:
     keys = tuple(chosen) or tuple(name for name in KEYS if name in store.schema)
     if not keys:
         raise UsageError(
-            "nothing says which records are similar: there are no columns of references ("
+            "the similar records are unknown: there are no reference columns ("
             + ", or ".join(" ".join(names) for names in TUPLES)
             + f") and no key columns ({', '.join(KEYS)})",
             where=str(store.path),

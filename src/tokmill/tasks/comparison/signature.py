@@ -131,7 +131,7 @@ class Signature(Contrastive):
             return super().rows(store, seed, shards)
         if self.config.likeness_weight:
             raise UsageError(
-                "nothing says which intervals are similar: there are no columns of references such "
+                "the similar intervals are unknown: there are no reference columns such "
                 "as anchor, positive and negative",
                 where=str(store.path),
                 hint="`tokmill build mine` makes them; --set task.likeness_weight=0 learns the CPI "

@@ -106,7 +106,7 @@ def _learn(
     path, is_new = learned_tokenizer(
         folder, chosen.source, inputs, chosen.options, options, again=how.fresh
     )
-    say(f"tokenizer: {path} ({'trained now' if is_new else 'kept from before'})")
+    say(f"tokenizer: {path} ({'trained now' if is_new else 'unchanged'})")
     if is_new:
         say_not_reached(Tokenizer.from_file(path).size, options.vocab_size)
     return path

@@ -59,7 +59,7 @@ Fields = Annotated[
 ]
 Kind = Annotated[str, typer.Option(help="text, jsonl, parquet or tsv; default: by suffix.")]
 Pattern = Annotated[
-    str, typer.Option(help="How words are cut: gpt2, cl100k, o200k or a regular expression.")
+    str, typer.Option(help="Pre-tokenization: gpt2, cl100k, o200k or a regular expression.")
 ]
 TieBreak = Annotated[
     str,
@@ -165,9 +165,7 @@ def encode(
 @app.command()
 def decode(
     tokenizer: Tok,
-    ids: Annotated[
-        list[str] | None, typer.Argument(help="Ids; none reads them from stdin.")
-    ] = None,
+    ids: Annotated[list[str] | None, typer.Argument(help="Ids; by default from stdin.")] = None,
     out: Annotated[str | None, typer.Option("-o", "--out", help="Write the exact bytes.")] = None,
 ) -> None:
     """Print the text of ids; invalid UTF-8 becomes U+FFFD (with -o the bytes stay)."""
@@ -177,7 +175,7 @@ def decode(
     text = " ".join(ids) if ids else sys.stdin.read()
     words = text.replace(",", " ").strip("[] \n").split()
     if odd := [one for one in words if not (one.isascii() and one.isdigit() and len(one) < 19)]:
-        raise UsageError(f"{odd[0][:40]!r} is no id", hint="whole numbers with spaces between them")
+        raise UsageError(f"{odd[0][:40]!r} is not an id", hint="integers with spaces between them")
     numbers = [*map(int, words)]
     if out is not None:
         write_file(out, loaded.decode_bytes(numbers))

@@ -47,7 +47,7 @@ def layout_of(item: Item, config: Any) -> Layout:
         names = split_line(first.removeprefix(BOM))
     except UnicodeDecodeError:
         raise TokmillError(
-            "the first line is no text in UTF-8",
+            "the first line is not text in UTF-8",
             where=item.path,
             hint=conversion(item.path),
         ) from None
@@ -125,7 +125,7 @@ def class_names(raw: bytes) -> list[str]:
             raise ValueError("its tokens are no list of names")
     except (ValueError, TypeError, KeyError) as error:
         raise TokmillError(
-            f"this is no list of classes: {error}",
+            f"this is not a list of classes: {error}",
             where=FILE,
             hint="the same `tokmill build` makes it again",
         ) from None

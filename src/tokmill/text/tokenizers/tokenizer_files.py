@@ -134,7 +134,7 @@ class WordList(NamedTuple):
 
 
 def read_words(path: Path) -> WordList:
-    """Read a `vocab.txt`; raises `TokmillError` for one that is no text, or holds no word."""
+    """Read a `vocab.txt`; raises `TokmillError` for one that is not text, or holds no word."""
     with machine_errors("read", path):
         raw = path.read_bytes()
     lines = vocab_lines(raw, path)
@@ -272,7 +272,7 @@ def _beside(path: Path) -> dict[str, Any]:
         ):
             content = loads_json(raw)
             if not isinstance(content, dict):
-                raise ValueError("it is no JSON object")
+                raise ValueError("it is not a JSON object")
         if name == "added_tokens.json":
             content = {"added_tokens": content}
         settings |= content

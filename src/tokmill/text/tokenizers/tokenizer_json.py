@@ -174,11 +174,11 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     try:
         data: Any = loads_json(raw)
     except ValueError as error:
-        why = "it is no text" if isinstance(error, UnicodeDecodeError) else error
-        raise no_tokenizer(f"this is no tokenizer.json: {why}", where) from None
+        why = "it is not text" if isinstance(error, UnicodeDecodeError) else error
+        raise no_tokenizer(f"this is not a tokenizer.json: {why}", where) from None
     model = data.get("model") if isinstance(data, dict) else None
     if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
-        what = "this JSON is no tokenizer.json: it has no model with a vocabulary"
+        what = "this JSON is not a tokenizer.json: it has no model with a vocabulary"
         raise no_tokenizer(what, where)
     # Files older than tokenizers 0.14 name no type.
     if "type" not in model:
@@ -195,7 +195,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     _check_vocabulary(data, where)
     for key, parts in STEPS.items():
         if not _is_step(data.get(key), parts):
-            raise _broken(f"its {key} is no step with a type", where)
+            raise _broken(f"its {key} is not a step with a type", where)
         if (longer := math.prod(map(_growth, flatten(data.get(key), parts)))) > MOST_GROWTH:
             raise TokmillError(
                 f"the steps `Replace` of its {key} may make a text {longer:.3g} times as long",
@@ -230,7 +230,7 @@ def _pairs(merges: Any, where: str) -> list[list[str]]:
         or not {*map(len, pairs)} <= {2}
         or not {*map(type, chain.from_iterable(pairs))} <= {str}
     ):
-        raise _broken("a merge is no pair", where)
+        raise _broken("a merge is not a pair", where)
     return pairs
 
 
@@ -272,10 +272,10 @@ def _check_vocabulary(data: Mapping[str, Any], where: str) -> None:
         ids = list(vocab.values())
         if not {*map(type, ids)} <= {int}:
             token = next(token for token, number in vocab.items() if type(number) is not int)
-            raise _broken(f"the id of {token[:80]!r} is no whole number", where)
+            raise _broken(f"the id of {token[:80]!r} is not a whole number", where)
     else:
         if not all(isinstance(e, list) and len(e) == 2 and isinstance(e[0], str) for e in vocab):
-            raise _broken("the vocabulary is no list of tokens and scores", where)
+            raise _broken("the vocabulary is not a list of tokens and scores", where)
         ids = list(range(len(vocab)))
     ids += [token["id"] for token in added]
     low, high = min(ids, default=0), max(ids, default=0)

@@ -36,7 +36,7 @@ class DataConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     shuffle: bool = True
     """Whether rows come in a random order, new each epoch."""
     partial: bool = False
-    """Whether a store whose build has not finished may be used."""
+    """Accept an unfinished store."""
     verify: bool = True
     """Whether each shard is compared with its digest once, during the first steps."""
     overlays: tuple[str, ...] = ()
@@ -93,12 +93,12 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     device: str = "auto"
     """cpu, cuda, or auto: cuda where there is one."""
     engine: str = "auto"
-    """How a step runs. single: in one process; ddp: in several, each with a part of the rows;
-    deepspeed: each with a part of the weights or moments too; auto: ddp if there are several."""
+    """single: one process; ddp: data parallelism; deepspeed: also shards weights or moments;
+    auto: ddp for several processes."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Precision of matrix products; weights and moments are float32."""
     recompute: bool = False
-    """Run blocks again in the backward pass instead of keeping what they computed."""
+    """Activation checkpointing: run blocks again in the backward pass."""
     compile: bool = False
     """Compile blocks and loss by torch.compile: half a minute; on a GPU it pays for decoders."""
     micro_tokens: Annotated[int, Meta(ge=1, le=LARGEST_NUMBER)] = 16_384
@@ -126,7 +126,7 @@ class RunConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     prefetch: Annotated[int, Meta(ge=1, le=10_000)] = 2
     """Batches that are made ahead."""
     over_memory: bool = False
-    """Whether to begin even if the training needs more memory than the machine has."""
+    """Train even if the estimate exceeds the memory of the machine."""
 
 
 class EngineConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -231,7 +231,7 @@ def _batch(
     for name in SIZES:
         if name in given and (type(given[name]) is not int or given[name] < 1):
             raise UsageError(
-                f"{name}: {given[name]!r} is no whole number above 0",
+                f"{name}: {given[name]!r} is not a whole number above 0",
                 where=where,
                 hint=f'"{name}": 8',
             )

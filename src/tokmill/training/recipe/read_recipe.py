@@ -82,7 +82,7 @@ def differences(before: Mapping[str, Any], after: TrainConfig) -> dict[str, str]
 RECIPE, FACTS = "recipe.json", "schema.json"
 """In the folder of a run: the resolved recipe, and the facts of its store."""
 DATA_SUFFIXES = (".txt", ".text", ".md", ".jsonl", *MAGIC, ".parquet", ".bin")
-"""Endings of data files, which are no recipes."""
+"""Endings of data files, which are not recipes."""
 
 
 def read_given(recipe: Path | str | Mapping[str, Any], named: bool) -> tuple[dict[str, Any], str]:

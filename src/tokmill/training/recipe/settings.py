@@ -49,7 +49,7 @@ UNUSED = {
     "the vocabulary of the store says it": "vocab_size",
     "the task says how many segments there are": "n_segments type_vocab_size",
 }
-"""Why names of such files are no keys → these names."""
+"""Why names of such files are not keys → these names."""
 UNUSED_OF_BERT = {
     "they choose nothing here": "architectures classifier_dropout directionality dtype "
     "gradient_checkpointing initializer_range is_decoder model_type pad_token_id pooler_fc_size "
@@ -92,13 +92,13 @@ def read_settings(path: Path) -> dict[str, Any]:
                 result = _flat(result)
     except (ValueError, RecursionError) as error:
         raise UsageError(
-            f"the file is no JSON: {error}", where=str(path), hint="names need quotes, no comments"
+            f"the file is not JSON: {error}", where=str(path), hint="names need quotes, no comments"
         ) from None
     if not isinstance(result, dict) or any(
         isinstance(value, dict) and name not in OF_POLICIES for name, value in result.items()
     ):
         raise UsageError(
-            "the file is no recipe and holds no settings",
+            "the file is not a recipe and holds no settings",
             where=str(path),
             hint='settings are one object of names and numbers: {"batch_size": 32, "lr": 1e-4}; '
             "texts in JSON become a store with `tokmill build jsonl`",

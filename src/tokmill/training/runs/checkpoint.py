@@ -328,7 +328,7 @@ def check_shared(run: Path, engine: Engine, wait: float = 5.0) -> None:
 
 
 def newest_whole(run: Path, engine: Engine) -> Path | None:
-    """Return the newest checkpoint that is whole; None: the run has no checkpoint yet.
+    """Return the newest complete checkpoint; None: the run has no checkpoint yet.
 
     Newer checkpoints that are damaged or of another run are renamed, and the first process prints
     this. Every process calls this function.
@@ -342,7 +342,7 @@ def find_whole(run: Path) -> Path | None:
     """Do what `newest_whole` does, in one process."""
     for path in _entries(run):
         if NAME.fullmatch(path.name) and not is_checkpoint(path):
-            say(f"{path} is no checkpoint, as it is no folder with a {STATE}: left alone")
+            say(f"{path} is not a checkpoint, as it is not a folder with a {STATE}: left alone")
     unusable: list[tuple[Path, TokmillError]] = []
     for folder in reversed(checkpoints(run)):
         try:
@@ -354,9 +354,9 @@ def find_whole(run: Path) -> Path | None:
             continue
         for path, reason in unusable:
             aside = set_aside(path, "foreign" if isinstance(reason, OtherRun) else "damaged")
-            say(f"{reason.where}: {reason.what}; the checkpoint is called {aside.name} now")
+            say(f"{reason.where}: {reason.what}; the checkpoint was renamed to {aside.name}")
         if unusable:
-            say(f"continues from step {state.step}, the newest checkpoint that is whole")
+            say(f"continues from step {state.step}, the newest complete checkpoint")
         return folder
     if unusable:
         newest = unusable[0][1]

@@ -168,7 +168,7 @@ def import_model(
     """
     folder, out = Path(folder), Path(out)
     if not (folder / CONFIG).exists():
-        no_file = f"there is no {CONFIG}, so this is no checkpoint"
+        no_file = f"there is no {CONFIG}, so this is not a checkpoint"
         raise TokmillError(
             no_file if folder.is_dir() else "there is no such folder",
             where=str(folder),

@@ -148,7 +148,7 @@ class Meter:
     """The clock of one process of training.
 
     Rates count the time of training alone: what happens inside `aside()` (evaluation, checkpoints)
-    is no part of them. `State.seconds` and the time left count all.
+    is not a part of them. `State.seconds` and the time left count all.
 
     `read` is for the caller to add to: tokens that the model has read, hidden ones and others,
     padding apart. Rates count these, while `State.tokens` counts what was learned from.

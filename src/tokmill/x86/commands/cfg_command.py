@@ -31,7 +31,7 @@ def cfg(
     lifter: Annotated[str, typer.Option(help="native, or one of an installed package.")] = "native",
     json: Json = False,
 ) -> int:
-    """Find functions, blocks and edges of programs; the same command again continues.
+    """Find functions, blocks and edges of programs; the same command again resumes.
 
     Exit code 1 if a named file is refused, or all files are.
     """
@@ -41,7 +41,7 @@ def cfg(
 
     inputs, how = programs
     # One program has a file, whose suffix may be misspelled; several have a folder, and that of
-    # `coreutils-9.7` is no suffix.
+    # `coreutils-9.7` is not a suffix.
     many = out.exists() or len(inputs) > 1 or any(Path(one).is_dir() for one in inputs)
     if not many and out.suffix not in ("", SUFFIX, LINES):
         raise UsageError(

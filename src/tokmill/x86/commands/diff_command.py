@@ -40,7 +40,7 @@ def diff(
         bool,
         typer.Option(
             "--names/--no-names",
-            help="Whether functions of the same symbol name are taken for the same.",
+            help="Match functions with the same symbol name.",
         ),
     ] = True,
     quiet: Quiet = False,

@@ -15,7 +15,7 @@ from tokmill.terminal.output import print_json, print_line
 MOST_LISTED = 20
 Workers = Annotated[
     int | None,
-    typer.Option(min=0, help="Processes; 0: in this one.", show_default="all processors"),
+    typer.Option(min=0, help="Worker processes; 0: none.", show_default="all processors"),
 ]
 Out = Annotated[Path, typer.Option("-o", "--out", readable=False, help="Folder to write.")]
 Suffix = Annotated[
@@ -24,7 +24,7 @@ Suffix = Annotated[
 ]
 Glob = Annotated[
     list[str] | None,
-    typer.Option(help="In folders, read only files that match, as 'bin/**'; '!…' excludes."),
+    typer.Option(help="In folders, read only files that match, such as 'bin/**'; '!…' excludes."),
 ]
 
 

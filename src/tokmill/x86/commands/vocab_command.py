@@ -25,7 +25,7 @@ app = typer.Typer(
 @reads_programs
 def build(
     programs: Programs,
-    kind: Annotated[str, typer.Argument(metavar="x86", help="What the inputs are: x86.")],
+    kind: Annotated[str, typer.Argument(metavar="x86", help="Kind of the inputs: x86.")],
     out: Out,
     rules: Annotated[str, typer.Option(help="tokmill or semanticbbv.")] = "tokmill",
     min_count: Annotated[

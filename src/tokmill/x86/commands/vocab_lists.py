@@ -25,7 +25,7 @@ Lists = Annotated[
     typer.Argument(metavar="VOCAB|STORE", readable=False, help="A folder of lists, or a store."),
 ]
 ColumnName = Annotated[
-    str, typer.Option(help="Column of a single FILE whose name does not tell it.")
+    str, typer.Option(help="Column of a single FILE, if its name does not have it.")
 ]
 
 
@@ -128,7 +128,7 @@ def _print_imported(
     for one in lists.values():
         if one.repeated:
             shown = ", ".join(map(repr, one.repeated[:5])) + ", …" * (len(one.repeated) > 5)
-            say(f"{one.path}: repeated lines were left out: {shown}")
+            say(f"{one.path}: duplicate lines were dropped: {shown}")
     if missing:
         say(f"{', '.join(missing)}: no list; a store needs all six")
 
@@ -139,7 +139,7 @@ def compress(
         typer.Argument(
             metavar="FILE|VOCAB|STORE",
             readable=False,
-            help="A list, a folder of lists, or a store whose lists are meant.",
+            help="A list, a folder of lists, or a store with lists.",
         ),
     ],
     out: Out,

@@ -250,7 +250,7 @@ def _name_functions(elf: Elf, program: Program, places: Array | None) -> None:
         names += [text(strings, at) for at in symbols["name"][rows].tolist()]
     address, size, rank = (np.concatenate(column) for column in columns)
     keep = (rank < 8) | ~_covered(address, address[rank < 8], size[rank < 8])
-    # The label of an end (OCaml's `code_end`) is no function: alignment lies there.
+    # The label of an end (OCaml's `code_end`) is not a function: alignment lies there.
     for row in np.flatnonzero(keep & (rank == 8)).tolist():
         keep[row] = PADDING.match(program.read(int(address[row]), 8).tobytes()) is None
     kept = [name for name, wanted in zip(names, keep.tolist(), strict=True) if wanted]

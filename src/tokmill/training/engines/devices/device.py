@@ -161,7 +161,7 @@ def random_states() -> RandomStates:
 def set_random_states(states: RandomStates, where: str = "") -> None:
     """Put back what `random_states` returned.
 
-    Raises `TokmillError` if it is no valid state; `where`: the file that holds it.
+    Raises `TokmillError` if it is not a valid state; `where`: the file that holds it.
     """
 
     def tensor(text: str) -> torch.Tensor:

@@ -275,7 +275,7 @@ class TensorBundle:
                 if len(self.entries) > MOST_TENSORS:
                     raise ValueError(f"it names more than {MOST_TENSORS:,} tensors")
         if not self.shards:
-            raise ValueError("it is no index of a checkpoint: it has no header")
+            raise ValueError("it is not an index of a checkpoint: it has no header")
 
     def _check_places(self) -> None:
         whole = (one for one in self.entries.items() if not one[1].slices and one[1].size)

@@ -148,7 +148,7 @@
       facts.unshift(`${share(row[SIMILARITY])} similarity, confidence ${share(row[CONFIDENCE])}, `
         + `matched by ${row[REASON]}`);
     } else facts.unshift(`in ${row[KIND] === DELETED ? "A" : "B"} alone: ${DATA.kinds[row[KIND]]}`);
-    if (row[KIND] === REFERENCES) facts.push("the same but for what it refers to");
+    if (row[KIND] === REFERENCES) facts.push("the same except for references");
     detail.replaceChildren(back, make("h2", {}, label(row)),
       make("div", { class: "soft" }, facts.join(" · ")));
     for (const text of row[REFERENCES_OF]) detail.append(make("div", { class: "reference" }, text));

@@ -32,7 +32,7 @@ MOST_BLOCKS = 1000
 CHANGED, REFERENCES, SAME, DELETED, INSERTED = range(5)
 """Kinds of rows: `REFERENCES` are the same instructions, which refer to something else."""
 KINDS = {
-    "changed": "changed", "references": "same but for references", "same": "same",
+    "changed": "changed", "references": "same except for references", "same": "same",
     "deleted": f"no partner ({REMOVED})", "inserted": f"no partner ({ADDED})",
 }  # fmt: skip
 """Their names for styles, and as they are shown."""
