@@ -90,7 +90,7 @@ def machine_error(doing: str, path: Path | str, error: OSError) -> MachineError:
         )
     if address_of(path):
         hints |= {errno.ENOENT: "copy it to a disk first: here no address is read"}
-    what = f"{doing} failed: {os.strerror(number)}"
+    what = f"{doing} failed: {os.strerror(number) if number else error}"
     return MachineError(what, where=str(path), hint=hints.get(number, "see the system's message"))
 
 

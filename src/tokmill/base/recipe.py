@@ -13,10 +13,12 @@ import msgspec
 from msgspec import Meta
 
 from tokmill.base.errors import UsageError, nearest
-from tokmill.base.files import machine_errors
+from tokmill.base.files import read_file
 from tokmill.base.headers import loads_toml
 
 T = TypeVar("T")
+LARGEST = 1 << 24
+"""Bytes of a recipe."""
 
 
 def shipped() -> dict[str, Path]:
@@ -75,8 +77,10 @@ def _read(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError("there is no such recipe", where=str(path), hint=other_recipe(path))
     try:
-        with machine_errors("read", path):
-            value = loads_toml(path.read_text("utf-8"))
+        data = read_file(path, LARGEST + 1)
+        if len(data) > LARGEST:
+            raise ValueError(f"it has more than {LARGEST:,} bytes")
+        value = loads_toml(data.decode())
     except ValueError as error:
         raise UsageError(
             f"the recipe is not TOML: {error}", where=str(path), hint="strings need quotes"

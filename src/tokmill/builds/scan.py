@@ -347,7 +347,7 @@ def _pattern(text: str) -> re.Pattern[str]:
         elif piece in ("*", "?"):
             result += f"[^/]{piece}".replace("?", "")
         elif len(piece) > 2 and piece[0] == "[":
-            inner = piece[1:-1].replace("\\", "\\\\")
+            inner = re.sub(r"[\\\[&|~]", r"\\\g<0>", piece[1:-1])
             result += f"(?!/)[^{inner[1:]}]" if inner[0] in "!^" else f"(?!/)[{inner}]"
         else:
             result += re.escape(piece)

@@ -61,15 +61,15 @@ class Running(msgspec.Struct, frozen=True):
     """Worker processes; 0: none."""
     preset: Literal["memory", "balanced", "speed"] = "balanced"
     """Block sizes and number of workers."""
-    memory: str = ""
+    memory: str | None = None
     """Largest memory to use, such as 2GB."""
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
     """The encoder of text."""
-    part: str = ""
+    part: str | None = None
     """i/n: this machine's part of a shared build; auto: from the task of a Slurm array."""
-    push: str = ""
+    push: str | None = None
     """Address, such as s3://BUCKET/NAME, where machines without a shared disk join their parts."""
-    max_time: str = ""
+    max_time: str | None = None
     """Stop after this time, such as 10m."""
     max_rejects: float = 0.01
     """Largest share of rejected records."""
@@ -80,12 +80,12 @@ class Running(msgspec.Struct, frozen=True):
 
     def how(self, quiet: bool) -> How:
         amount = {name: getattr(self, name) for name in ("workers", "preset", "engine")}
-        amount["memory"] = parse_bytes(self.memory) if self.memory else None
+        amount["memory"] = None if self.memory is None else parse_bytes(self.memory)
         return How(
             amount=recipe.convert(Amount, amount, "command line"),
-            part=_part(self.part) if self.part else None,
-            push=target_of(self.push) if self.push else "",
-            limit_seconds=parse_seconds(self.max_time) if self.max_time else None,
+            part=None if self.part is None else _part(self.part),
+            push="" if self.push is None else target_of(self.push),
+            limit_seconds=None if self.max_time is None else parse_seconds(self.max_time),
             max_rejects=self.max_rejects,
             fresh=self.fresh,
             yes=self.yes,

@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from tokmill.store.schema import Array
 
 NEEDED = ("project", "function", "compiler", "level")
 BLOCKS, CODE = "blocks", "code"
+LONGEST = 1 << 20
+"""Characters of a line."""
 COLUMNS = (*NAMES, BLOCKS, CODE)
 
 
@@ -71,8 +74,16 @@ def _code(texts: Coded) -> Array:
     return result
 
 
-def _rows(path: Path, file: Iterator[str]) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(file, strict=True)
+def _lines(path: Path, file: TextIO) -> Iterator[str]:
+    for number, line in enumerate(iter(lambda: file.readline(LONGEST), ""), 1):
+        if len(line) == LONGEST:
+            what = f"the line has {LONGEST:,} characters or more"
+            raise TokmillError(what, where=f"{path}:{number}", hint="is it a CSV file?")
+        yield line
+
+
+def _rows(path: Path, file: TextIO) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(_lines(path, file), strict=True)
     try:
         for row in reader:
             if row:

@@ -153,6 +153,8 @@ def test_bits_per_byte_are_of_all_bytes(stores: Path) -> None:
         (None, pre_tokenizers.Split(" ", "isolated"), False),
         (normalizers.NFC(), pre_tokenizers.Split(" ", "isolated"), False),
         (normalizers.Lowercase(), pre_tokenizers.Split(" ", "isolated"), True),
+        (normalizers.Replace(" ", "\u2581"), pre_tokenizers.Split("\u2581", "isolated"), False),
+        (normalizers.Replace("b", "a"), pre_tokenizers.Split(" ", "isolated"), True),
         (None, pre_tokenizers.Split(" ", "removed"), True),
         (None, pre_tokenizers.WhitespaceSplit(), True),
     ],
@@ -161,7 +163,7 @@ def test_bits_per_byte_are_not_of_text_that_a_tokenizer_loses(
     tmp_path: Path, step: Any, split: Any, loses: bool
 ) -> None:
     """Words that it lacks, also where no row that is evaluated has one, capitals and blanks."""
-    words = {"<unk>": 0, "</s>": 1, "a": 2, "b": 3, " ": 4}
+    words = {"<unk>": 0, "</s>": 1, "a": 2, "b": 3, " ": 4, "\u2581": 5}
     one: Any = Tokenizer(models.WordLevel(words, "<unk>"))
     one.normalizer, one.pre_tokenizer = step, split
     one.add_special_tokens(["<unk>", "</s>"])

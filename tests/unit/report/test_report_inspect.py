@@ -224,6 +224,8 @@ def test_without_pyarrow_the_extra_is_named(
         raise MissingExtraError("the package 'pyarrow' is not installed", hint="pip install …")
 
     (tmp_path / "a.parquet").write_bytes(b"PAR1" + bytes(20))
+    (tmp_path / "b.parquet").write_bytes(b"PAR1" + b"\xff" * 40 + b"\x20\0\0\0PAR1")
+    assert "it cannot be read: Couldn't" in describe(tmp_path / "b.parquet")["problem"]
     monkeypatch.setattr(foreign.plugins, "require", missing)
     found = describe(tmp_path / "a.parquet")
     assert found["kind"] == "parquet"

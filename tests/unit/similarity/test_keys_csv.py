@@ -63,6 +63,7 @@ def test_many_lines(tmp_path: Path) -> None:
          "line 2 already"),
         (HEAD.encode() + b"\np,\xff,gcc,O0\n", "the text is not UTF-8"),
         (HEAD + "\np," + "x" * 200_000 + ",gcc,O0\n", "the line is not CSV: field larger"),
+        (HEAD + "\n" + "\0" * (1 << 21), "keys.csv:2: the line has 1,048,576 characters or more"),
         (b"\x93NUMPY\x01\x00", "the text is not UTF-8"),
     ],
 )  # fmt: skip

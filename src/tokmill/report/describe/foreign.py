@@ -215,10 +215,9 @@ def parquet(look: Look) -> Facts | None:
     except MissingExtraError as error:
         return {**facts, "problem": f"its columns are not shown: {error.what}", "hint": error.hint}
     try:
-        with machine_errors("read", look.path):
-            meta = reader.read_metadata(look.path)
-            schema = meta.schema.to_arrow_schema()
-            columns = [{"name": field.name, "type": str(field.type)} for field in schema]
+        meta = reader.read_metadata(look.path)
+        schema = meta.schema.to_arrow_schema()
+        columns = [{"name": field.name, "type": str(field.type)} for field in schema]
     except arrow_errors(plugins.require("pyarrow")) as error:
         return {**facts, "problem": f"it cannot be read: {error}"}
     facts |= {"rows": meta.num_rows, "row_groups": meta.num_row_groups, "columns": columns}

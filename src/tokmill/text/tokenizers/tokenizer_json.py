@@ -414,15 +414,20 @@ LOSSY = {
     *("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "CharDelimiterSplit", "Strip"),
 }
 """Steps after which different texts are the same one, as in lower case or without their blanks."""
+BLANK = ({"String": " "}, SPACE)
+"""What is replaced, and by what, in tokenizers that spell blanks so."""
 
 
 def lossy_step(raw: bytes) -> str:
-    """Return the first step of a tokenizer.json that is in `LOSSY`, or ""."""
+    """Return the first step of a tokenizer.json after which different texts are equal, or ""."""
     data = beside_model(raw)
     keys = ("normalizer", "pre_tokenizer")
     steps = [step for key in keys for step in flatten(data.get(key), STEPS[key])]
-    lost = (s["type"] for s in steps if s["type"] in LOSSY or s.get("behavior") == "Removed")
-    return next(lost, "")
+    for step in steps:
+        kept = step["type"] != "Replace" or (step["pattern"], step["content"]) == BLANK
+        if step["type"] in LOSSY or step.get("behavior") == "Removed" or not kept:
+            return str(step["type"])
+    return ""
 
 
 def flatten(step: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
