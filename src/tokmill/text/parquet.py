@@ -40,15 +40,18 @@ class ParquetSource(DocumentSource):
     config: ParquetConfig
 
     def find(self) -> Inputs:
-        """Return the files; a folder of `datasets` is refused: it holds caches and all splits."""
-        for folder in map(Path, self.inputs):
-            if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        """Return the files; folders of `datasets` are refused, as they hold all splits, and caches."""
+        found = super().find()
+        named = set(() if self.config.glob else map(Path, self.inputs))
+        for path in (file.path for file in found.files):
+            cache = path.name.startswith("cache-") or (named and path not in named)
+            if cache and (path.parent / "state.json").is_file():
                 raise UsageError(
                     "this is a folder of `datasets.save_to_disk`",
-                    where=str(folder),
+                    where=str(path.parent),
                     hint="name the data-*.arrow files of one split",
                 )
-        return super().find()
+        return found
 
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield runs of row groups of at most 64 MiB (or one that is larger)."""
