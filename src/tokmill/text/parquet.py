@@ -9,7 +9,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import place_of
-from tokmill.builds.scan import InputFile, Inputs
+from tokmill.builds.scan import LOG, InputFile, Inputs
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.formats.arrow_files import open_table
 from tokmill.store.schema import Array, each_drop
@@ -40,8 +40,14 @@ class ParquetSource(DocumentSource):
     config: ParquetConfig
 
     def find(self) -> Inputs:
-        """Return the files; folders of `datasets` are refused, as they hold all splits, and caches."""
+        """Return the files; folders with more than their rows, as of `datasets`, are refused."""
         found = super().find()
+        if LOG in found.left_out and not self.config.glob:
+            raise UsageError(
+                "a table of Delta, Hudi or Iceberg lies there: its log says which files are read",
+                where=", ".join(self.inputs),
+                hint="name these files, such as DeltaTable(FOLDER).file_uris()",
+            )
         named = set(() if self.config.glob else map(Path, self.inputs))
         for path in (file.path for file in found.files):
             cache = path.name.startswith("cache-") or (named and path not in named)

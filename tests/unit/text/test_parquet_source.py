@@ -265,8 +265,19 @@ def test_a_folder_of_datasets_is_refused(tmp_path: Path, given: str) -> None:
     (tmp_path / "all/d/state.json").write_text("{}")
     with pytest.raises(UsageError, match="a folder of `datasets"):
         quick_build("parquet", tmp_path / "all" / given, tmp_path / "s", fields=["text"])
-    for source, more in (("all/d/data-00000-of-00001.arrow", {}), ("all", {"glob": ["data-*"]})):
-        quick_build("parquet", tmp_path / source, tmp_path / f"s{len(more)}", fields=["text"], **more)
+    for given, more in (("all/d/data-00000-of-00001.arrow", {}), ("all", {"glob": ["data-*"]})):
+        quick_build(
+            "parquet", tmp_path / given, tmp_path / f"s{len(more)}", fields=["text"], **more
+        )
+
+
+def test_a_table_with_a_log_is_refused(tmp_path: Path) -> None:
+    """Files of rows that were deleted or replaced lie there too."""
+    (tmp_path / "t/_delta_log").mkdir(parents=True)
+    file = write(tmp_path / "t/part=1.parquet", pa.Table.from_pylist(ROWS), "parquet")
+    with pytest.raises(UsageError, match="a table of Delta"):
+        quick_build("parquet", tmp_path, tmp_path / "s", fields=["text"])
+    assert len(quick_build("parquet", file, tmp_path / "s", fields=["text"])) > 0
 
 
 def test_a_name_with_a_dot_is_no_path(tmp_path: Path) -> None:
