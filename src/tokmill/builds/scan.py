@@ -27,11 +27,19 @@ NO_SUFFIX = "no suffix"
 NOT_CHOSEN = "file that --glob does not name"
 NO_PROGRAM = "file that is no program"
 OTHER_NAME = "another name of a file"
+LOG = "log of a table"
+ASIDE = (
+    (LOG, re.compile(r"(^|/)(_delta_log/|\.hoodie/|metadata/[^/]*\.metadata\.json$)")),
+    ("hidden folder", re.compile(r"^(\..*|_temporary|__magic.*)/$")),
+    ("hidden file", re.compile(r"(^|/)(\.|_temporary/|__magic[^/]*/)")),
+)
+"""What is left out by its path; parts that Hadoop has not finished are hidden, too."""
 PACKED = tuple(MAGIC)
 PLURALS = {
     NOT_CHOSEN: "files that --glob does not name",
     NO_PROGRAM: "files that are no program",
     OTHER_NAME: "other names of a file",
+    LOG: "logs of tables",
     "file that is named twice": "files that are named twice",
     "link to a folder": "links to folders",
     "loop of links": "loops of links",
@@ -252,7 +260,7 @@ def _objects(address: str, chosen: Callable[[str], str], left: Counter[str]) -> 
     for name, size in below.items():
         if any(name.startswith(folder) for folder in stores):
             left["store"] += name.endswith("manifest.json")
-        elif why := "hidden file" if "/." in f"/{name}" else chosen(name):
+        elif why := _aside(name) or chosen(name):
             left[why] += 1
         else:
             yield _Entry(name, Path(f"{address}/{name}"), False, not size)
@@ -274,20 +282,23 @@ def _below(root: Path, left: Counter[str]) -> Iterator[Path]:
             left[kind] += 1
             folders[:] = []
             continue
-        hidden = [name for name in folders if name.startswith(".")]
-        links = [n for n in folders if n not in hidden and os.path.islink(os.path.join(folder, n))]
-        left["hidden folder"] += len(hidden)
+        aside = {name: why for name in folders if (why := _aside(f"{name}/"))}
+        left.update(aside.values())
+        links = [n for n in folders if n not in aside and os.path.islink(os.path.join(folder, n))]
         left["link to a folder"] += len(links)
-        folders[:] = sorted({*folders} - {*hidden, *links})
+        folders[:] = sorted({*folders} - {*aside, *links})
+        inside = "metadata/" * (os.path.basename(folder) == "metadata")
         for name in names:
             path = Path(folder, name)
-            if name.startswith("."):
-                left["hidden file"] += 1
-            elif why := _no_file(path):
+            if why := _aside(inside + name) or _no_file(path):
                 left[why] += 1
             else:
                 yield path
     left += Counter()  # drops what is 0
+
+
+def _aside(name: str) -> str:
+    return next((why for why, pattern in ASIDE if pattern.search(name)), "")
 
 
 def _no_file(path: Path) -> str:

@@ -9,7 +9,7 @@ import msgspec
 from tokmill import plugins
 from tokmill.base.errors import UsageError, nearest
 from tokmill.base.files import place_of
-from tokmill.builds.scan import InputFile, Inputs
+from tokmill.builds.scan import LOG, InputFile, Inputs
 from tokmill.builds.source import MAX_ITEM, Hash, Item
 from tokmill.formats.arrow_files import open_table
 from tokmill.store.schema import Array, each_drop
@@ -40,15 +40,24 @@ class ParquetSource(DocumentSource):
     config: ParquetConfig
 
     def find(self) -> Inputs:
-        """Return the files; a folder of `datasets` is refused: it holds caches and all splits."""
-        for folder in map(Path, self.inputs):
-            if any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+        """Return the files; folders with more than their rows, as of `datasets`, are refused."""
+        found = super().find()
+        if LOG in found.left_out and not self.config.glob:
+            raise UsageError(
+                "a table of Delta, Hudi or Iceberg lies there: its log says which files are read",
+                where=", ".join(self.inputs),
+                hint="name these files, such as DeltaTable(FOLDER).file_uris()",
+            )
+        named = set(() if self.config.glob else map(Path, self.inputs))
+        for path in (file.path for file in found.files):
+            cache = path.name.startswith("cache-") or (named and path not in named)
+            if cache and (path.parent / "state.json").is_file():
                 raise UsageError(
                     "this is a folder of `datasets.save_to_disk`",
-                    where=str(folder),
+                    where=str(path.parent),
                     hint="name the data-*.arrow files of one split",
                 )
-        return super().find()
+        return found
 
     def cut(self, file: InputFile) -> Iterator[Item]:
         """Yield runs of row groups of at most 64 MiB (or one that is larger)."""

@@ -30,13 +30,14 @@ class TokenDataset(Dataset[dict[str, Any]]):
     An item is a dict of int64 tensors, (length,) each: `input_ids`; `labels`, which are not
     shifted, as the models do that; and `attention_mask`, 0 at padding. Packed rows have
     `position_ids` in place of the mask: counted from each document's first token they keep the
-    documents apart, but only where no mask is given (`transformers.masking_utils`).
+    documents apart, but only without a mask and with `use_cache=False` (`transformers.Trainer` sets
+    it; see `transformers.masking_utils`).
 
     Of several columns, such as the six streams of programs, an item holds each by its name in place
     of `input_ids`, and `labels` is a dict of the same names.
 
-    A label is -100 where nothing is learned: at padding, at the first token of a document or of a
-    row, at tokens that an earlier window holds too, and where the column `loss` is 0.
+    A label is -100 where nothing is learned: at padding, at the first token of a row, at that of a
+    document without an `eot` before it, at tokens of an earlier window, and where `loss` is 0.
 
     A DataLoader fetches a batch in one call. Pickled, as for its workers, a dataset is the path of
     its store, which each process maps for itself.

@@ -56,8 +56,10 @@ def test_files_are_found_named_and_ordered(tmp_path: Path) -> None:
 
 def test_everything_that_is_not_read_is_counted(tmp_path: Path) -> None:
     root = put(
-        tmp_path / "in", "a.txt", "b.md", "c.MD", "Makefile", ".env", ".git/x.txt", "d/e.txt"
-    )
+        tmp_path / "in", "a.txt", "b.md", "c.MD", "Makefile", ".env", ".git/x.txt", "d/e.txt",
+        "d/_temporary/0/f.txt", "d/__magic_job-1/f.txt", "t/_delta_log/0.txt",
+        "t/metadata/v1.metadata.json", ".hoodie/x.txt",
+    )  # fmt: skip
     (root / "gone").symlink_to(root / "nowhere")
     (root / "one").symlink_to(root / "two")
     (root / "two").symlink_to(root / "one")
@@ -69,11 +71,11 @@ def test_everything_that_is_not_read_is_counted(tmp_path: Path) -> None:
     assert [file.name for file in found.files] == ["0.txt", "a.txt", "d/e.txt"]
     assert found.left_out == {
         ".md": 2, "loop of links": 2, "dangling link": 1, "hidden file": 1,
-        "hidden folder": 1, "link to a folder": 1, "no suffix": 1, "pipe, socket or device": 1,
-        "store": 1,
+        "hidden folder": 3, "link to a folder": 1, "no suffix": 1, "pipe, socket or device": 1,
+        "store": 1, "log of a table": 3,
     }  # fmt: skip
     told = in_words(found.left_out)
-    for part in ("2 .md", "1 without a suffix", "2 loops of links", "1 hidden folder", "1 store"):
+    for part in ("2 .md", "1 without a suffix", "2 loops of links", "3 logs of tables", "1 store"):
         assert part in told
     shutil.rmtree(store)
 

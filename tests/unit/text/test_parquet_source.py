@@ -256,13 +256,28 @@ def test_no_damaged_byte_ends_the_process(tmp_path: Path) -> None:
     assert sum(ast.literal_eval(done.stdout).values()) == 3 * path.stat().st_size
 
 
-@pytest.mark.parametrize("name", ["state.json", "dataset_dict.json"])
-def test_a_folder_of_datasets_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "d").mkdir()
-    write(tmp_path / "d/data-00000-of-00001.arrow", pa.Table.from_pylist(ROWS), "stream")
-    (tmp_path / "d" / name).write_text("{}")
+@pytest.mark.parametrize("given", ["", "d", "d/cache-0123456789abcdef.arrow"])
+def test_a_folder_of_datasets_is_refused(tmp_path: Path, given: str) -> None:
+    """`map` leaves a copy of the rows there, and `shuffle` their order."""
+    (tmp_path / "all/d").mkdir(parents=True)
+    for name in ("data-00000-of-00001", "cache-0123456789abcdef"):
+        write(tmp_path / f"all/d/{name}.arrow", pa.Table.from_pylist(ROWS), "stream")
+    (tmp_path / "all/d/state.json").write_text("{}")
     with pytest.raises(UsageError, match="a folder of `datasets"):
-        quick_build("parquet", tmp_path / "d", tmp_path / "s")
+        quick_build("parquet", tmp_path / "all" / given, tmp_path / "s", fields=["text"])
+    for given, more in (("all/d/data-00000-of-00001.arrow", {}), ("all", {"glob": ["data-*"]})):
+        quick_build(
+            "parquet", tmp_path / given, tmp_path / f"s{len(more)}", fields=["text"], **more
+        )
+
+
+def test_a_table_with_a_log_is_refused(tmp_path: Path) -> None:
+    """Files of rows that were deleted or replaced lie there too."""
+    (tmp_path / "t/_delta_log").mkdir(parents=True)
+    file = write(tmp_path / "t/part=1.parquet", pa.Table.from_pylist(ROWS), "parquet")
+    with pytest.raises(UsageError, match="a table of Delta"):
+        quick_build("parquet", tmp_path, tmp_path / "s", fields=["text"])
+    assert len(quick_build("parquet", file, tmp_path / "s", fields=["text"])) > 0
 
 
 def test_a_name_with_a_dot_is_no_path(tmp_path: Path) -> None:

@@ -29,12 +29,7 @@ app = typer.Typer(
 )
 
 Tok = Annotated[
-    str,
-    typer.Option(
-        "--tokenizer",
-        "-t",
-        help="tokenizer.json or its folder, or a vocab.txt.",
-    ),
+    str, typer.Option("--tokenizer", "-t", help="tokenizer.json or its folder, or a vocab.txt.")
 ]
 
 Out = Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")]
@@ -62,8 +57,7 @@ Pattern = Annotated[
     str, typer.Option(help="Pre-tokenization: gpt2, cl100k, o200k or a regular expression.")
 ]
 TieBreak = Annotated[
-    str,
-    typer.Option(help="Among equal counts: first (Hugging Face) or greatest-bytes (CS336)."),
+    str, typer.Option(help="Among equal counts: first (Hugging Face) or greatest-bytes (CS336).")
 ]
 Engine = Annotated[
     str, typer.Option(help="auto, gigatoken, tokenizers or python; the result is the same.")

@@ -26,11 +26,7 @@ LEAST = 2
 
 
 def train_wordpiece(
-    texts: Iterable[str],
-    vocab_size: int,
-    specials: Sequence[str] = (),
-    *,
-    cased: bool = False,
+    texts: Iterable[str], vocab_size: int, specials: Sequence[str] = (), *, cased: bool = False
 ) -> Tokenizer:
     """Train a WordPiece tokenizer with BERT's words.
 

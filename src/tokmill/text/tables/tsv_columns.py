@@ -47,9 +47,7 @@ def layout_of(item: Item, config: Any) -> Layout:
         names = split_line(first.removeprefix(BOM))
     except UnicodeDecodeError:
         raise TokmillError(
-            "the first line is not text in UTF-8",
-            where=item.path,
-            hint=conversion(item.path),
+            "the first line is not text in UTF-8", where=item.path, hint=conversion(item.path)
         ) from None
     sentences, label = tuple(config.sentences), config.label_column
     if not sentences or not (label or config.unlabelled):

@@ -249,11 +249,7 @@ class Tokenizer:
         return Vocabulary(file="tokenizer.json", sha256=digest, size=self.size, roles=roles), raw
 
     def save(
-        self,
-        path: Path | str,
-        roles: Mapping[str, int] | None = None,
-        *,
-        segments: bool = False,
+        self, path: Path | str, roles: Mapping[str, int] | None = None, *, segments: bool = False
     ) -> Path:
         """Write tokenizer.json and the files that `transformers.AutoTokenizer` needs beside it.
 
