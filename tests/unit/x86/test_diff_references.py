@@ -432,3 +432,21 @@ def test_variables_that_nothing_tells_apart_are_counted(built: Path) -> None:
     b = compiles(built, "counted-new", text.replace("WORD", "two") + new, *flags)
     diff = compared(stripped(a), stripped(b))[2]
     assert diff.left_out[UNVERIFIED] == 1 or diff.changed.sum() == 2
+
+
+@pytest.mark.parametrize("flags", ["-O2 -fPIC", "-O2 -m32"])
+def test_static_variables_of_object_files(built: Path, flags: str) -> None:
+    """They lie behind data in one file and before all data in the other."""
+    text = """static int seen[64], total; int *const all[] = {seen, &total};
+    int note(int n) { seen[n & 63]++; total += n; return seen[n & 31]; }
+    int sum(void) { return WORD; }"""
+    made = [
+        compiles(built, f"statics-{name}{flags}.o", more, *flags.split(), "-c")
+        for name, more in (
+            ("old", text.replace("WORD", "total")),
+            ("new", "int level = 9;" + text.replace("WORD", "total")),
+            ("other", "int level = 9;" + text.replace("WORD", "seen[0]")),
+        )
+    ]
+    assert not compared(made[0], made[1])[2].changed.any()
+    assert compared(made[0], made[2])[2].changed.sum() == 1

@@ -195,7 +195,7 @@ class Compared:
     def _same_data(self, pairs: Pairs, kind: Array, other: Array) -> Array:
         a, b = self.sides
         result = np.zeros(len(kind), bool)
-        rows = np.flatnonzero((kind == other) & ((kind == DATA) | (kind == UNKNOWN)))
+        rows = np.flatnonzero(_is_data(kind) & _is_data(other))
         width = a.width[pairs.a[rows]]
         same_width = width == b.width[pairs.b[rows]]
         rows, width = rows[same_width], width[same_width]
@@ -335,7 +335,7 @@ class Compared:
             )
         )
         same = self._same(one, other)
-        data = np.flatnonzero((one[0] == other[0]) & ((one[0] == DATA) | (one[0] == UNKNOWN)))
+        data = np.flatnonzero(_is_data(one[0]) & _is_data(other[0]))
         targets = [
             side.graph.pointer_target[rows[inside][data]]
             for side, rows, inside in zip(self.sides, (rows_a, rows_b), (in_a, in_b), strict=True)
@@ -401,6 +401,11 @@ class Compared:
             empty = side.memory.section(address) < 0
             doubtful |= empty & member(address, elsewhere) | ~side.memory.holds(address)
         self.unverified = len(distinct(one[doubtful]))
+
+
+def _is_data(kind: Array) -> Array:
+    # Whether a `.bss` is known as data depends on what lies before it in an object file.
+    return (kind == DATA) | (kind == UNKNOWN)
 
 
 def _partners(one: Array, other: Array, score: Array) -> tuple[Array, Array]:
