@@ -278,7 +278,7 @@ def test_runs_are_compared(played: Played, repository: Path) -> None:
     assert "lstm" in output and "distilbert" in output and "parameters" in output
     assert "best_speedup" in said(played, "--metric best_speedup")
     figures = (repository / "benchmarks/RESULTS.md").read_text("utf-8")
-    assert "| embedding | weights | tokens | observations | forward |" in figures
+    assert "| embedding | parameters | tokens | observations | forward |" in figures
 
 
 @checks('"Sequences too long"')
