@@ -228,6 +228,7 @@ class Model(nn.Module):
     """
 
     dim: int
+    fields: Fields
     causal: bool
     recompute = False
     compiled = False
@@ -259,7 +260,7 @@ class Model(nn.Module):
 
     def embedding(self, column: str) -> nn.Parameter:
         """Return the embedding (V, D) of a column, for heads that are tied to it."""
-        raise NotImplementedError
+        return self.fields.weight(column)
 
     def init_head(self, weight: Tensor) -> None:
         """Draw a head (V, D) that is not tied: normal, std 0.02."""

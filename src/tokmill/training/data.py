@@ -267,23 +267,6 @@ def micro_batches(batch: Batch, tokens: int) -> Iterator[Batch]:
     if (batch.document[:, -1] < 0).any():
         filled = np.count_nonzero(batch.document >= 0, axis=1).clip(min=1)
         lengths = np.minimum(-(-filled // STEP) * STEP, length)
-    even = bool((lengths == length).all())
-    if (batch.entry[1:] != batch.entry[:-1]).all():
-        # Each row is an entry, as nearly always.
-        order = np.argsort(-lengths, kind="stable")
-        start = 0
-        while start < len(batch):
-            longest = int(lengths[order[start]])
-            stop = start + max(1, tokens // max(1, longest))
-            # A slice of rows in their order is a view.
-            yield batch.rows(slice(start, stop) if even else order[start:stop], longest)
-            start = stop
-        return
-    yield from _parts_of_entries(batch, lengths, tokens)
-
-
-def _parts_of_entries(batch: Batch, lengths: Array, tokens: int) -> Iterator[Batch]:
-    """Yield parts of a batch with entries of several rows; `lengths`: to which rows are cut."""
     # Rows that are in no entry (-1) may be parted.
     new = np.ones(len(batch), bool)
     new[1:] = (np.diff(batch.entry) != 0) | (batch.entry[1:] < 0)
@@ -292,13 +275,16 @@ def _parts_of_entries(batch: Batch, lengths: Array, tokens: int) -> Iterator[Bat
     longest = np.maximum.reduceat(lengths, first)
     order = np.argsort(-longest, kind="stable")
     rows_before = np.concatenate([[0], np.cumsum(sizes[order])])
+    # A slice of rows in their order is a view.
+    as_they_are = len(first) == len(batch) and bool((lengths == length).all())
     start = 0
     while start < len(order):
         width = int(longest[order[start]])
         most = rows_before[start] + tokens // max(1, width)
         stop = max(start + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
         here = order[start:stop]
-        yield batch.rows(ranges(first[here], sizes[here]), width)
+        rows = slice(start, stop) if as_they_are else ranges(first[here], sizes[here])
+        yield batch.rows(rows, width)
         start = stop
 
 

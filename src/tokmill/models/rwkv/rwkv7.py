@@ -336,9 +336,6 @@ class RWKV7(Model):
         y_BTD: Tensor = self.ln_out(x_BTD)
         return y_BTD, after
 
-    def embedding(self, column: str) -> nn.Parameter:
-        return self.fields.weight(column)
-
     def param_groups(self, weight_decay: float) -> list[Group]:
         """Return parameter groups: matrices named `.weight` decay; `w0` learns twice as fast."""
         groups: list[Group] = [

@@ -174,9 +174,6 @@ class Bag(Model):
         there_BT = drawn_BT >= self.config.dropout * (1 << 24)
         return weight_BT * there_BT / (1 - self.config.dropout)
 
-    def embedding(self, column: str) -> nn.Parameter:
-        return self.fields.weight(column)
-
     def flops_per_token(self, length: int) -> float:
         """Return the operations of a training step a token: one addition an n-gram and weight.
 

@@ -169,9 +169,6 @@ class SetTransformer(Model):
             logs = torch.zeros(inside.shape, device=inside.device)
         return logs.masked_fill(~inside, nothing(logs))
 
-    def embedding(self, column: str) -> nn.Parameter:
-        return self.fields.weight(column)
-
     def flops_per_token(self, length: int) -> float:
         """Return the operations of a training step an element: 6 a weight that it passes.
 

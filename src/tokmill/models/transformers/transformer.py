@@ -143,9 +143,6 @@ class Transformer(Model):
         """Rows of the learned table, or 0."""
         return self.config.context if self.positions is not None else 0
 
-    def embedding(self, column: str) -> nn.Parameter:
-        return self.fields.weight(column)
-
     def flops_per_token(self, length: int) -> float:
         """Return 6 a weight of the blocks and 12 · layers · heads · K · length for attention.
 
@@ -363,9 +360,6 @@ class Decoder(Transformer):
     Config = DecoderConfig
     causal = True
     config: DecoderConfig
-
-    def __init__(self, config: DecoderConfig, inputs: Inputs) -> None:
-        super().__init__(config, inputs)
 
     @property
     def adding_scale(self) -> float:
