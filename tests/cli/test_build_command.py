@@ -137,7 +137,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, tokmill: Any, inputs: Path) ->
         (["jsnol", "a.jsonl", "-o", "s"], "jsnol"),
         (["jsonl", "a.jsonl", "-o", "s", "--set", "stirp=true", "--tokenizer", TOKENIZER], "stirp"),
         (["jsonl", "a.jsonl", "-o", "s", "--part", "3/2"], "is not i/n"),
-        (["jsonl", "a.jsonl", "-o", "s", "--memory", "lots"], "no number of bytes"),
+        (["jsonl", "a.jsonl", "-o", "s", "--memory", "lots"], "not a number of bytes"),
         (["jsonl", "a.jsonl", "-o", "s", "--max-time", "soon"], "is not a time"),
         (["jsonl", "a.jsonl", "-o", "s", "--preset", "fast"], "preset"),
         (["jsonl", "a.jsonl", "-o", "s", "--workers", "-1"], "workers"),

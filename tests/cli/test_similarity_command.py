@@ -87,7 +87,7 @@ def test_vectors_of_others(here: Here, made: Path) -> None:
             2,
             "there is: O0-O2, O0-O3, O2-O3",
         ),
-        (("eval", "in", "s", "--baseline", "random"), 2, "no run and no .npy file"),
+        (("eval", "in", "s", "--baseline", "random"), 2, "neither a run nor an .npy file"),
         (("score", "right.npy", "no.csv"), 1, "no.csv: there is no such file"),
         (("score", "right.npy", "s"), 1, "s: this is not a file"),
         (("score", "short.npy", "keys.csv"), 1, "there are 3 vectors and"),
@@ -171,7 +171,7 @@ def test_a_store_without_graphs_has_no_baselines(here: Here, made: Path) -> None
     command = ("similarity", "eval", made / "s", "--min-blocks", "3")
     assert "no baselines but chance" in here(*command)[1]
     assert (
-        "nothing is known but tokens"
+        "only tokens are known"
         in here("similarity", "query", made / "s", "--function", "walk", "--level", "O0", code=2)[1]
     )
     given = here(*command, "--graphs", graphs_of(here, made), "--baseline", "facts", "--json")[0]

@@ -119,7 +119,7 @@ def _train(
         raise _no_folder(recipe, bool(data), context.obj)
     launching.begin_worker()
     launch.check()
-    with launching.one_a_machine():
+    with launching.one_error_per_machine():
         world = max(launch.processes * launch.nodes, launching.place().world)
         config = resolving.resolve(recipe, out or Path("RUN"), options, world)
     line = launch.line(context.obj) if launch.several else ""

@@ -296,7 +296,7 @@ def measured(
             what = f"{error.what}{where}"
             notes.append(f"no unigram losses, which need the training store: {what}")
         breakdown = Breakdown(baseline, groups, task.predicted)
-        return taken_apart(config, task, validation, breakdown, device)
+        return evaluate_token_task(config, task, validation, breakdown, device)
     if by:
         raise UsageError(
             f"the task {config.task.kind} predicts no tokens, so it has no breakdown by column",
@@ -309,7 +309,7 @@ def measured(
     return validation.measure(task, engine, config.run.micro_tokens, tables=True)
 
 
-def taken_apart(
+def evaluate_token_task(
     config: TrainConfig,
     task: Task,
     validation: Validation,

@@ -208,7 +208,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     return dict(data)
 
 
-def beside_model(raw: bytes) -> dict[str, Any]:
+def settings_without_model(raw: bytes) -> dict[str, Any]:
     """Return what a valid tokenizer.json has besides the model, which is nearly all of it."""
     parts = loads_json(raw, dict[str, msgspec.Raw])
     return {key: loads_json(bytes(part)) for key, part in parts.items() if key != "model"}
@@ -421,7 +421,7 @@ LOSSY = {
 
 def lossy_step(raw: bytes) -> str:
     """Return the first step of a tokenizer.json that is in `LOSSY`, or ""."""
-    data = beside_model(raw)
+    data = settings_without_model(raw)
     keys = ("normalizer", "pre_tokenizer")
     steps = [step for key in keys for step in flatten(data.get(key), STEPS[key])]
     lost = (s["type"] for s in steps if s["type"] in LOSSY or s.get("behavior") == "Removed")

@@ -80,8 +80,8 @@ def resolve(
     if alone:
         value, files = {}, [str(recipe), *files]
     elif recipe is not None:
-        value, where = read_given(recipe, named=names_stores(options))
-    elif not (before or files or names_stores(options)) and kinds_of(options) == kinds_of({}):
+        value, where = read_given(recipe, named=has_store_options(options))
+    elif not (before or files or has_store_options(options)) and kinds_of(options) == kinds_of({}):
         raise UsageError(
             "there is neither a recipe nor a store, and no run to continue",
             where=str(out),
@@ -170,7 +170,7 @@ def named_after(
     return error
 
 
-def names_stores(options: Mapping[str, Any]) -> bool:
+def has_store_options(options: Mapping[str, Any]) -> bool:
     data = options.get("data")
     return isinstance(data, Mapping) and bool(data.get("train"))
 
