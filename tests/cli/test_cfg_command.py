@@ -41,7 +41,7 @@ def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
     out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
     first, second, third = out.splitlines()
     facts = r"(\d+) functions, (\d+) blocks, (\d+) instructions, (\d+) edges, [\d.]+s"
-    shown = re.fullmatch(rf"graphs: 3 programs \(0 there already\), {facts}", first)
+    shown = re.fullmatch(rf"graphs: 3 programs \(0 unchanged\), {facts}", first)
     report = json.loads(here("cfg", "programs", "-o", "graphs", "-q", "--json")[0])
     names = ("functions", "blocks", "instructions", "edges")
     assert shown and [int(number) for number in shown.groups()] == [report[name] for name in names]

@@ -330,4 +330,4 @@ def test_zeros_are_said_and_are_chance(here: Here, made: Path) -> None:
     right[::2] = 0
     np.save(made / "half.npy", right)
     err = here("similarity", "score", made / "half.npy", made / "keys.csv")[1]
-    assert "with a vector of zeros, which has the score 0" in err
+    assert "with a vector of zeros" in err

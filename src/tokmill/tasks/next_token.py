@@ -137,7 +137,7 @@ class NextToken(Task):
     def measures(cls, config: NextTokenConfig, inputs: Inputs) -> Measures:
         """Return the unit of the loss, and whether rows can be continued."""
         count = 1 if config.column else len(inputs.ids)
-        unit = "nats a token" if count == 1 else f"nats, sum over {count} columns"
+        unit = "nats per token" if count == 1 else f"nats, sum over {count} columns"
         return Measures(
             loss=unit,
             higher=("accuracy",),

@@ -128,7 +128,7 @@ def entries_per_step(data: DataConfig, length: int, world: int = 1) -> int:
     if data.batch_tokens % (length * world):
         each = f" for each of {world} processes" if world > 1 else ""
         raise UsageError(
-            f"{data.batch_tokens} tokens a step cannot be cut into whole rows of {length} "
+            f"{data.batch_tokens} tokens per step cannot be split into whole rows of {length} "
             f"positions{each}",
             where="data.batch_tokens",
             hint=nearest_sizes(data.batch_tokens, length * world),

@@ -138,7 +138,7 @@ class Breakdown:
         self.by = sums
 
     def report(self) -> dict[str, Any]:
-        """Return all results as means: nats a token, shares."""
+        """Return all results as means: nats per token, shares."""
         if not self.columns:
             return {}
         results: dict[str, Any] = {
@@ -285,7 +285,7 @@ def measured(
     Raises `UsageError` for `by` without tokens.
     """
     if validation.bytes_per_token and validation.size < len(validation.feed.sources[0]):
-        notes.append("bits_per_byte takes the bytes a token of the whole store, not of these rows")
+        notes.append("bits_per_byte uses the bytes per token of the whole store, not of these rows")
     if task.predicts_tokens:
         groups = Groups(validation.feed.sources[0], by) if by else None
         baseline: dict[str, Array] = {}

@@ -173,7 +173,7 @@ def keys_of(store: Store, records: Array, column: str) -> Array:
     if of_column is None or of_column.per != "record" or of_column.width:
         usable = [name for name, c in store.schema.items() if c.per == "record" and not c.width]
         raise UsageError(
-            f"{column!r} is not a column with a value a record",
+            f"{column!r} is not a column with a value per record",
             where=str(store.path),
             hint=nearest(column, usable),
         )

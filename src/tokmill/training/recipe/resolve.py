@@ -338,7 +338,7 @@ def notes(config: TrainConfig) -> list[str]:
     """Return notes on settings that are allowed but probably not intended."""
     lines = []
     if config.data.val and config.data.val in config.data.stores:
-        lines.append("the validation store is learned from too: its loss says little")
+        lines.append("the validation store is also a training store: its loss is not held-out")
     if len(set(config.data.stores)) < len(config.data.stores):
         lines.append("a store is named twice, so it is read twice as often")
     for part in (config.model, config.task):
@@ -352,8 +352,8 @@ def notes(config: TrainConfig) -> list[str]:
         )
     if config.run.steps <= config.optim.warmup:
         lines.append(
-            f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "
-            f"ends after {config.run.steps}"
+            f"optim.warmup = {config.optim.warmup} is not below run.steps = {config.run.steps}: "
+            "the peak learning rate is not reached"
         )
     if config.engine.deepspeed and config.run.engine != "deepspeed":
         lines.append(
