@@ -55,7 +55,7 @@ def test_a_dry_run_and_a_training_say_the_same(here: Here, tmp_path: Path) -> No
     ):  # fmt: skip
         facts |= {
             "modules to learn from": "1", "modules held out": "1",
-            "evaluations per step": "4", "total evaluations": "8", "operation features": "347",
+            "evaluations a step": "4", "evaluations in all": "8", "operation features": "347",
             "history features": "1,280",
         }  # fmt: skip
         file = settings(tmp_path, **sizes)

@@ -177,7 +177,7 @@ def test_an_embedding_is_cls_and_history() -> None:
 @checks("`bin/train.py`", "`config/config_distilbert.json`", "`CONFIG_FILE_PATH")
 def test_a_dry_run_of_the_file_as_it_is(played: Played) -> None:
     output = said(played, "--dry-run")
-    for fact in ("operation features", "history features", "evaluations per step", "memory, about"):
+    for fact in ("operation features", "history features", "evaluations a step", "memory, about"):
         assert f"\n{fact} " in output
     for key in ("vocab_size = 10000", "dropout = 0.1"):
         assert f"model_config.distilbert.{key} has no effect" in output
@@ -237,7 +237,7 @@ def test_the_sizes_of_the_document(played: Played) -> None:
     assert 42_500_000 < int(facts["parameters"].replace(",", "")) < 45_000_000
     assert round((66_000_000 - 30_522 * 768) / 1e6, 1) == 42.6
     assert (facts["modules to learn from"], facts["tokens a sequence"]) == ("2", "128")
-    assert facts["evaluations per step"] == str(TESTING["bench_count"])
+    assert facts["evaluations a step"] == str(TESTING["bench_count"])
     assert facts["moves an update"] == str(TESTING["ppo_batch_size"])
     kept = recipe(played.folder / "distilbert")
     assert (kept["task"]["value_batch_size"], kept["optim"]["lr"]) == (8, 0.0001)
