@@ -80,7 +80,7 @@ def test_vectors_of_others(here: Here, made: Path) -> None:
         (("eval", "nothing"), 1, "there is no such store"),
         (("eval", "right.npy"), 1, "is a file, not a store"),
         (("eval", "no.npy", "s"), 1, "no.npy: there is no such file"),
-        (("eval", "no-run", "s", "--baseline", "random"), 2, "this is not a run"),
+        (("eval", "no-run", "s", "--baseline", "random"), 2, "this is neither a run"),
         (("eval", "s", "--baseline", "magic"), 2, "no baseline is called 'magic'"),
         (
             ("eval", "s", "--pairs", "O0-O1", "--baseline", "random"),
