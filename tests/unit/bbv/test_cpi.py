@@ -70,7 +70,7 @@ def test_every_form_is_read(text: str, kind: str, cpi: list[float], tmp_path: Pa
         ("interval,cpi\n0,-1\n", "cpi is -1"),
         ("cpi\ninf\n", "cpi is inf"),
         ("cpi\n0\n", "cpi is 0"),
-        ("cpi,cpi\n0,1\n", "twice"),
+        ("cpi,cpi\n0,1\n", "duplicate"),
         ("interval,ipc\n0,1\n", "neither a CPI"),
         ("[" * 100_000, "nested"),
         ('{"cpi": [1, 2], "d1_misses": [1]}', "different lengths"),

@@ -160,7 +160,7 @@ SKIPPED = {
     "not linalg": (
         f"%0 = {matmul()}\n%1 = tensor.pad %0 low[1, 1] high[1, 1] {{\n^bb0(%i: index, %j: index):"
         f"\ntensor.yield %c0 : f32\n}} : {T} to tensor<10x10xf32>",
-        "no operation of linalg",
+        "not an operation of linalg",
     ),
     "dynamic": (
         f"%0 = {matmul()}\n%1 = tensor.cast %a : {T} to tensor<?x8xf32>\n%2 = linalg.matmul "

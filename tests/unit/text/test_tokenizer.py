@@ -155,16 +155,16 @@ def test_the_end_token_of_a_tokenizer_config(tokenizer: Tokenizer, tmp_path: Pat
     ("name", "content", "message"),
     [
         ("tokenizer.json", b"", "empty"),
-        ("tokenizer.json", b"{", "no tokenizer.json"),
+        ("tokenizer.json", b"{", "not a tokenizer.json"),
         ("tokenizer.json", b"[1]", "no model"),
         (
             "tokenizer.json",
             b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}',
             "not a pair",
         ),
-        ("r50k_base.tiktoken", b"YQ== 0\nYg== 1\n", "no tokenizer.json"),
+        ("r50k_base.tiktoken", b"YQ== 0\nYg== 1\n", "not a tokenizer.json"),
         ("tekken.json", b'{"vocab": [{"rank": 0, "token_bytes": "AA=="}]}', "no model"),
-        ("x.model", b"\x0a\xff\xff", "no tokenizer.json"),
+        ("x.model", b"\x0a\xff\xff", "not a tokenizer.json"),
     ],
 )
 def test_broken_files_say_what_is_wrong(
