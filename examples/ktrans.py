@@ -22,7 +22,7 @@ from iced_x86 import Instruction
 
 from tokmill.base.errors import TokmillError
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.lifting import find_inputs, look_at
+from tokmill.x86.graphs.lifting import find_inputs, map_graphs
 from tokmill.x86.tokens.canonical import flags, names
 from tokmill.x86.tokens.instructions import intel
 
@@ -101,7 +101,7 @@ def write(folder: Path, graph: Graph) -> Path:
 def main(arguments: Sequence[str]) -> None:
     *inputs, folder = arguments
     Path(folder).mkdir(parents=True, exist_ok=True)
-    for seen in look_at(functools.partial(write, Path(folder)), find_inputs(inputs).files):
+    for seen in map_graphs(functools.partial(write, Path(folder)), find_inputs(inputs).files):
         print(f"{seen.program}: refused, {seen.refused}" if seen.refused else seen.value)
 
 

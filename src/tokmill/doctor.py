@@ -92,6 +92,6 @@ def _gpus() -> Check:
     except MissingExtraError as error:
         return Check("GPU", "absent", error.what, error.hint)
     if not torch.cuda.is_available():
-        return Check("GPU", "note", "none; runs go on the CPU")
+        return Check("GPU", "note", "none; runs use the CPU")
     cards = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return Check("GPU", "note", f"{len(cards)} ({', '.join(sorted(set(cards)))})")

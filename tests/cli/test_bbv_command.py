@@ -81,7 +81,7 @@ def test_a_trace_without_code(here: Here, tmp_path: Path) -> None:
     here("build", "bbv", "same.bb", "-o", "same", "-q")
     said = here("build", "mine", "same", "--what", "bbv", "-o", "m", "-q", code=1)[1]
     assert "no record was found (5 no positive above the threshold)" in said
-    assert "--above" in said and "intervals with equal counts are no pair" in said
+    assert "--above" in said and "intervals with equal counts are not a pair" in said
 
 
 def test_files_beside_a_trace_are_not_told_as_left_out(here: Here, tmp_path: Path) -> None:

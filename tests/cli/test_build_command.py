@@ -102,7 +102,7 @@ def test_train_and_val_with_a_tokenizer_of_their_own(
     first, second = (Store(tmp_path / f"d/{part}").vocabularies for part in ("train", "val"))
     assert first == second
     again = tokmill("build", "jsonl", *arguments, "--vocab-size", "280")
-    assert "kept from before" in again.stderr
+    assert "unchanged" in again.stderr
     refused = tokmill("build", "jsonl", *arguments, "--vocab-size", "290", code=1)
     assert "a tokenizer was trained here with 280 ids" in refused.stderr
 
@@ -115,7 +115,7 @@ def test_a_fresh_build_learns_anew_and_keeps_its_tokenizer(tmp_path: Path, here:
     here(*arguments)
     assert "trained now" in here(*arguments, "--fresh")[1]
     jsonl(tmp_path / "a.jsonl", [*rows, {"text": "zebra zebra zebra"}])
-    assert "kept from before" in here(*arguments, "--yes")[1]
+    assert "unchanged" in here(*arguments, "--yes")[1]
     assert "s: ok, complete, 10 records" in here("store", "validate", "s")[0]
 
 
@@ -140,8 +140,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, tokmill: Any, inputs: Path) ->
         (["jsonl", "a.jsonl", "-o", "s", "--part", ""], "is not i/n"),
         (["jsonl", "a.jsonl", "-o", ""], "--out has no name"),
         (["jsonl", "a.jsonl", "-o", "s", "--tokenizer", ""], "--tokenizer has no name"),
-        (["jsonl", "a.jsonl", "-o", "s", "--memory", ""], "no number of bytes"),
-        (["jsonl", "a.jsonl", "-o", "s", "--memory", "lots"], "no number of bytes"),
+        (["jsonl", "a.jsonl", "-o", "s", "--memory", ""], "not a number of bytes"),
+        (["jsonl", "a.jsonl", "-o", "s", "--memory", "lots"], "not a number of bytes"),
         (["jsonl", "a.jsonl", "-o", "s", "--max-time", "soon"], "is not a time"),
         (["jsonl", "a.jsonl", "-o", "s", "--preset", "fast"], "preset"),
         (["jsonl", "a.jsonl", "-o", "s", "--workers", "-1"], "workers"),
@@ -322,7 +322,7 @@ def test_the_default_size_of_a_vocabulary(tmp_path: Path, here: Any) -> None:
     assert "vocabulary size: 50,257, the default (--vocab-size N trains another)" in said
     assert json.loads((out / "learned.json").read_text())["vocab_size"] == 50257
     _, said = here(*command, "--vocab-size", "50257")
-    assert "the default" not in said and "kept from before" in said
+    assert "the default" not in said and "unchanged" in said
     _, said = here(*command[:-4], "-o", tmp_path / "t", "--tokenizer", TOKENIZER, "-q")
     assert "vocabulary size" not in said
     _, said = here("build", "text", tmp_path / "a.txt", "-o", tmp_path / "s", code=2)

@@ -85,7 +85,7 @@ def test_a_record_is_explained_with_a_tokenizer_of_its_own(tmp_path: Path, here:
         assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"]
     # The tokenizer of a store is the one that explains it.
     here("build", "jsonl", "a.jsonl", "-o", "s", "--vocab-size", "300")
-    assert "kept from before" in here(*explain, "a.jsonl", "-o", "s")[1]
+    assert "unchanged" in here(*explain, "a.jsonl", "-o", "s")[1]
 
 
 def test_a_limit_on_the_size_of_files_is_told(tmp_path: Path) -> None:

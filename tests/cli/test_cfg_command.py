@@ -41,7 +41,7 @@ def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
     out, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
     first, second, third = out.splitlines()
     facts = r"(\d+) functions, (\d+) blocks, (\d+) instructions, (\d+) edges, [\d.]+s"
-    shown = re.fullmatch(rf"graphs: 3 programs \(0 there already\), {facts}", first)
+    shown = re.fullmatch(rf"graphs: 3 programs \(0 unchanged\), {facts}", first)
     report = json.loads(here("cfg", "programs", "-o", "graphs", "-q", "--json")[0])
     names = ("functions", "blocks", "instructions", "edges")
     assert shown and [int(number) for number in shown.groups()] == [report[name] for name in names]
@@ -49,7 +49,7 @@ def test_a_folder(here: Here, programs: Path, tmp_path: Path) -> None:
     assert third == "left out of the folders: 1 file that is no program"
     assert len(list((tmp_path / "graphs").glob("*.parquet"))) == 3
     again, _ = here("cfg", "programs", "-o", "graphs", "-q", "--workers", 0)
-    assert again.startswith("graphs: 3 programs (3 there already), ")
+    assert again.startswith("graphs: 3 programs (3 unchanged), ")
 
 
 def test_one_program_as_json_lines(here: Here, programs: Path, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_the_others_are_made_where_one_is_refused(here: Here, programs: Path) ->
     arguments = ("cfg", "programs/arm", "programs/tiny", "-o", "named", "-q", "--workers", 0)
     out, _ = here(*arguments, code=1)
     facts = "1 function, 2 blocks, 2 instructions, 3 edges"
-    assert f"named: 1 program (0 there already), {facts}, " in out
+    assert f"named: 1 program (0 unchanged), {facts}, " in out
 
 
 def test_wrong_usage(here: Here, programs: Path) -> None:

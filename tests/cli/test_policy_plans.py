@@ -65,8 +65,8 @@ def test_a_dry_run_and_a_training_say_the_same(here: Here, tmp_path: Path) -> No
         assert facts.items() <= table.items()
         assert all(note in err for note in notes)
         # What is said of stores is not there.
-        assert not table.keys() & {"columns", "batch", "micro-batch", "tokens a step"}
-        assert not table.keys() & {"tokens in all", "operations in all"}
+        assert not table.keys() & {"columns", "batch", "micro-batch", "tokens per step"}
+        assert not table.keys() & {"total tokens", "total FLOP"}
         run = f"run-{len(sizes)}"
         _, err = here("rl", "train", file, "-o", run)
         assert all(f"{name}: {value}" in err for name, value in facts.items())

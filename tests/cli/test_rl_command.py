@@ -47,7 +47,7 @@ def test_what_a_folder_has_besides_modules_is_counted(here: Here, tmp_path: Path
         (["rl", "tune", "open.mlir", "-o", "spec"], 1, "tensor<?x8xf32>: its sizes are not all"),
         (["rl", "replay", "matmul 4 4 4", "/dev/zero"], 1, "neither a file nor a folder"),
         (["rl", "replay", "matmul 4 4 4", "large"], 1, "more than 16 MiB"),
-        (["rl", "replay", "matmul 4 4 4", "other"], 1, "no schedule of tokmill"),
+        (["rl", "replay", "matmul 4 4 4", "other"], 1, "not a schedule of tokmill"),
         (["rl", "replay", "matmul 4 4 4", "."], 5, "hint:"),
         (["rl", "tune", "none.onnx", "-o", "spec"], 1, "no such file"),
     ],

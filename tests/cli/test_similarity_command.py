@@ -80,14 +80,14 @@ def test_vectors_of_others(here: Here, made: Path) -> None:
         (("eval", "nothing"), 1, "there is no such store"),
         (("eval", "right.npy"), 1, "is a file, not a store"),
         (("eval", "no.npy", "s"), 1, "no.npy: there is no such file"),
-        (("eval", "no-run", "s", "--baseline", "random"), 2, "this is not a run"),
+        (("eval", "no-run", "s", "--baseline", "random"), 2, "this is neither a run"),
         (("eval", "s", "--baseline", "magic"), 2, "no baseline is called 'magic'"),
         (
             ("eval", "s", "--pairs", "O0-O1", "--baseline", "random"),
             2,
             "there is: O0-O2, O0-O3, O2-O3",
         ),
-        (("eval", "in", "s", "--baseline", "random"), 2, "no run and no .npy file"),
+        (("eval", "in", "s", "--baseline", "random"), 2, "neither a run nor an .npy file"),
         (("score", "right.npy", "no.csv"), 1, "no.csv: there is no such file"),
         (("score", "right.npy", "s"), 1, "s: this is not a file"),
         (("score", "short.npy", "keys.csv"), 1, "there are 3 vectors and"),
@@ -171,7 +171,7 @@ def test_a_store_without_graphs_has_no_baselines(here: Here, made: Path) -> None
     command = ("similarity", "eval", made / "s", "--min-blocks", "3")
     assert "no baselines but chance" in here(*command)[1]
     assert (
-        "nothing is known but tokens"
+        "only tokens are known"
         in here("similarity", "query", made / "s", "--function", "walk", "--level", "O0", code=2)[1]
     )
     given = here(*command, "--graphs", graphs_of(here, made), "--baseline", "facts", "--json")[0]
@@ -330,4 +330,4 @@ def test_zeros_are_said_and_are_chance(here: Here, made: Path) -> None:
     right[::2] = 0
     np.save(made / "half.npy", right)
     err = here("similarity", "score", made / "half.npy", made / "keys.csv")[1]
-    assert "with a vector of zeros, which has the score 0" in err
+    assert "with a vector of zeros" in err

@@ -94,10 +94,14 @@ def test_simulate_the_points_then_estimate(
         (("one.bb",), "nothing says where the points go", 2),
         (("one.bb", "one.bb", "-o", "x"), "would both be called 'one'", 2),
         (("one.bb", "-o", "x", "--method", "simpoints"), "did you mean 'simpoint'?", 2),
-        (("one.bb", "-o", "x", "--points", "9", "--max-points", "4"), "bounds what BIC chooses", 2),
+        (
+            ("one.bb", "-o", "x", "--points", "9", "--max-points", "4"),
+            "limits the choice by BIC",
+            2,
+        ),
         (
             ("one.bb", "-o", "x", "--method", "two-phase", "--max-points", "4"),
-            "bounds what BIC chooses",
+            "limits the choice by BIC",
             2,
         ),
         (("one.bb", "two.bb", "-o", "x", "--cpi", "one.cpi.csv"), "1 file of --cpi for 2 files", 2),

@@ -151,9 +151,9 @@ def test_notes_are_told_when_the_run_begins(tokmill: Tokmill, store: Path, tmp_p
     for flaw, code in (("data.overlays=['none']", 1), ("task.column=none", 2)):
         failed = tokmill(*arguments, "-o", tmp_path / "no", "--set", flaw, code=code).stderr
         assert "note: " not in failed, failed
-    assert "note: the learning rate rises" in tokmill(*arguments, "--dry-run").stderr
+    assert "note: optim.warmup = 50 is not below" in tokmill(*arguments, "--dry-run").stderr
     begun = tokmill(*arguments, "-o", tmp_path / "run", "-q").stderr
-    assert begun.startswith("note: the learning rate rises for optim.warmup = 50 steps")
+    assert begun.startswith("note: optim.warmup = 50 is not below")
     assert "note: " not in tokmill("train", "-o", tmp_path / "run").stderr
 
 

@@ -136,7 +136,7 @@ def test_another_store_is_not_replaced(
     tokenizer = local / "vocab/tokenizer.json"
     other = build("jsonl", lines / "a.jsonl", tmp_path / "other", tokenizer=tokenizer).path
     before = remote.read_whole(f"{address}/manifest.json")
-    with pytest.raises(TokmillError, match="another file stands"):
+    with pytest.raises(TokmillError, match="another file is at"):
         push(other, address)
     assert remote.read_whole(f"{address}/manifest.json") == before
     with pytest.raises(TokmillError, match="something else"):

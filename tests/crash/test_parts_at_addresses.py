@@ -217,14 +217,14 @@ def test_what_does_not_fit_is_refused(
     machine(1)
     before = there(address)
     # Other options, other inputs: another plan.
-    with pytest.raises(TokmillError, match="another file stands") as caught:
+    with pytest.raises(TokmillError, match="another file is at") as caught:
         machine(2, keep=("id",))
     assert caught.value.where == f"{address}/plan.json"
     # A shard that differs, as of an engine that gives other ids.
     name = next(name for name in before if name.endswith(".safetensors"))
     client = remote._client(f"{address}/{name}")
     obstore.put(client[1], client[2], before[name][:-1] + b"x")
-    with pytest.raises(TokmillError, match="another file stands") as caught:
+    with pytest.raises(TokmillError, match="another file is at") as caught:
         machine(1)
     assert caught.value.where == f"{address}/{name}"
     obstore.put(client[1], client[2], before[name])

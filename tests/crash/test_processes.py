@@ -211,7 +211,7 @@ def test_an_error_in_a_worker_is_told_as_in_one_process(builds: Builds, forked: 
     (builds.inputs / "o-large.jsonl").unlink()
     out, err = build.communicate(timeout=60)
     assert build.returncode == 1, err
-    assert is_clean(err) and "o-large.jsonl: the file has vanished" in err
+    assert is_clean(err) and "o-large.jsonl: the file was removed" in err
     assert forked(*builds.command(builds.store, "--workers", 0, "--yes")).code == 0
     builds.finish_as(forked)
 

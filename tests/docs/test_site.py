@@ -71,4 +71,4 @@ def test_the_reference_has_every_command_and_key(site: Path) -> None:
     assert all(key in recipes for key in ("optim.lr", "task.length", "specials_in_text"))
     assert "train_tokenizer" in (site / "build-cache/reference/python.html").read_text()
     errors = (site / "build-cache/reference/errors.html").read_text()
-    assert "extends is not the path of a recipe" in errors and "a path beside this file" in errors
+    assert "extends is not the path of a recipe" in errors and "the path of a file" in errors

@@ -49,7 +49,7 @@ def test_what_gzip_executes(tmp_path: Path) -> None:
     # A store of something else is no answer but an error.
     bzip2 = ran("bzip2")
     quick_build("x86", bzip2, tmp_path / "others", unit="block")
-    with pytest.raises(Exception, match="of the instructions lie in blocks"):
+    with pytest.raises(Exception, match="of the instructions are in blocks"):
         quick_build("bbv", trace, tmp_path / "wrong", blocks=[str(tmp_path / "others")])
 
 

@@ -71,7 +71,7 @@ def test_the_commands_of_the_page(programs: Path, repository: Path) -> None:
         next(out for command, out in told.items() if word in command)
         for word in ("--dry-run", "eval run")
     )
-    assert "epochs of" in dry and "s a step" in dry and "sentence_pair" in dry
+    assert "epochs of" in dry and "s per step" in dry and "sentence_pair" in dry
     assert "pair_accuracy" in evaluated and "accuracy_asm" in evaluated
     assert "hidden token" in evaluated
     began = next(out for command, out in told.items() if "--from run" in command)

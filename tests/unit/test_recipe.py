@@ -96,12 +96,12 @@ def test_cycles_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("name = x", "no TOML"),
+        ("name = x", "not TOML"),
         ('extends = "nothing.toml"', "no such recipe"),
         ("extends = 5", "extends is not the path"),
         (r'extends = "\u0000"', "extends is not the path"),
-        ("\x80", "no TOML"),
-        ("\0" * (1 << 24 | 1), "no TOML: it has more than 16,777,216 bytes"),
+        ("\x80", "not TOML"),
+        ("\0" * (1 << 24 | 1), "not TOML: it has more than 16,777,216 bytes"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, text: str, what: str) -> None:

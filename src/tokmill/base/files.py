@@ -235,7 +235,7 @@ def _private_file(path: Path) -> Iterator[tuple[Path, FileIO]]:
             with contextlib.suppress(OSError):
                 fcntl.flock(handle, fcntl.LOCK_EX)
             # Another process may have taken it for a leftover before it was locked.
-            if not still_at(handle, private):
+            if not is_file_at(handle, private):
                 continue
             try:
                 yield private, handle
@@ -386,7 +386,7 @@ def _remove_leftover(path: Path) -> bool:
     return True
 
 
-def still_at(handle: BinaryIO | FileIO, path: Path) -> bool:
+def is_file_at(handle: BinaryIO | FileIO, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(handle.fileno()), path.stat())
     except FileNotFoundError:

@@ -17,13 +17,13 @@ from typing import BinaryIO
 from tokmill.base.errors import MachineError, TokmillError
 from tokmill.base.files import (
     LONGEST_NAME,
+    is_file_at,
     machine_error,
     machine_errors,
     make_folder,
     new_folder,
     remove,
     remove_leftovers,
-    still_at,
 )
 
 LOCK_MARK = b"tokmill lock\n"
@@ -73,7 +73,7 @@ def locked(path: Path, what: str, hint: str, wait: float = 0) -> Iterator[None]:
                 continue
             except OSError as error:
                 raise _not_locked(handle, path, error) from error
-            if still_at(handle, path):
+            if is_file_at(handle, path):
                 break
             stack.close()
             make_folder(path.parent)
@@ -104,7 +104,7 @@ def is_lock(path: Path) -> bool:
 def _not_locked(handle: BinaryIO, path: Path, error: OSError) -> MachineError:
     """Return the error for a lock that cannot be had; remove its file if nobody has marked it."""
     with contextlib.suppress(OSError):
-        if not os.fstat(handle.fileno()).st_size and still_at(handle, path):
+        if not os.fstat(handle.fileno()).st_size and is_file_at(handle, path):
             os.unlink(path)
     return machine_error("lock", path, error)
 

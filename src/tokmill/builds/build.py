@@ -27,7 +27,7 @@ from tokmill.base.stop import Stop
 from tokmill.builds import make_shard as make
 from tokmill.builds.events import Watch
 from tokmill.builds.finish import PART_WAIT, Rejects, finish, missing_tasks, stop_early
-from tokmill.builds.folder import TAKEN, check_folder, clear, given_up, place_plan, sweep
+from tokmill.builds.folder import TAKEN, check_folder, clear, place_plan, sweep, unless_failed
 from tokmill.builds.make_shard import ShardJob, Terms, make_shards, planned_work
 from tokmill.builds.plan import BuildRecipe, How, Prepared, choose, folder_of, prepare
 from tokmill.builds.scan import in_words
@@ -121,13 +121,13 @@ def run(chosen: BuildRecipe, how: How) -> Store:
         if how.fresh:
             clear(out)
         if how.part is None:
-            stack.enter_context(given_up(out))
+            stack.enter_context(unless_failed(out))
         place_plan(out, prepared, how)
         if how.part is not None:
             # Parts on other machines make shards at the same time; only planning and finishing
             # need the lock.
             stack.close()
-        return carry_out(out, prepared, how)
+        return execute_plan(out, prepared, how)
 
 
 def first_of(names: Sequence[str], most: int) -> str:
@@ -153,7 +153,7 @@ def say_rate(bar: Progress, receipts: Iterable[Receipt]) -> None:
     )
 
 
-def carry_out(out: Path, prepared: Prepared, how: How) -> Store:
+def execute_plan(out: Path, prepared: Prepared, how: How) -> Store:
     plan, planned = prepared.plan, prepared.planned
     parts = parts_at(how.push, out, plan, planned) if how.push else None
     receipts, tasks = missing(out, planned, how, parts)

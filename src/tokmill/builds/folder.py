@@ -35,7 +35,7 @@ from tokmill.base.locks import is_lock, locked
 from tokmill.base.progress import Progress, human_count
 from tokmill.base.remote import stamp_of
 from tokmill.builds.make_shard import Content, InputChanged
-from tokmill.builds.plan import How, Prepared, difference, plan_stands, write_plan
+from tokmill.builds.plan import How, Prepared, difference, plan_is_current, write_plan
 from tokmill.builds.source import PROBE_LOCK, Frozen, Item, Source
 from tokmill.store import manifest as layout
 from tokmill.store.checks.probe import FILE as PROBE
@@ -186,7 +186,7 @@ def sweep(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def given_up(out: Path) -> Iterator[None]:
+def unless_failed(out: Path) -> Iterator[None]:
     """Remove a new store whose build fails before its first record, so that another can begin.
 
     A store stays if its build was interrupted, stopped by the machine, or met a changed input:
@@ -235,7 +235,7 @@ def place_plan(out: Path, prepared: Prepared, how: How) -> None:
         for path in [*(out / "shards").glob("*.json")] if changed else []:
             if SHARD_FILE.fullmatch(path.name) and path.name[:SHARD_DIGITS] in changed:
                 remove(path)
-        if same and plan_stands(out, plan, prepared.planned):
+        if same and plan_is_current(out, plan, prepared.planned):
             write_vocabularies(out, prepared.frozen)
             write_stamps(out, stamps)
             return

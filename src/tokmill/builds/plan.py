@@ -174,7 +174,7 @@ def digest_of(chunks: Iterable[bytes]) -> str:
     return digest.hexdigest()
 
 
-def plan_stands(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool:
+def plan_is_current(store: Path, plan: Plan, planned: Sequence[PlannedItem]) -> bool:
     """Say whether `write_plan` would write the same files.
 
     It would not if they are damaged, or if the same inputs were moved.

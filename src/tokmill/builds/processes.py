@@ -73,7 +73,7 @@ def in_processes(
             while done:
                 yield _taken(running, done)
     except BrokenProcessPool:
-        if _has_told(pool, started):
+        if _worker_reported(pool, started):
             hint = "the line above says why"
         names = ", ".join(dict.fromkeys(filter(None, map(name, running.values()))))
         raise MachineError("a worker process was killed", where=names, hint=hint) from None
@@ -88,7 +88,7 @@ def in_processes(
             done.clear()
 
 
-def _has_told(pool: ProcessPoolExecutor, started: Any) -> bool:
+def _worker_reported(pool: ProcessPoolExecutor, started: Any) -> bool:
     """End a broken pool; return whether a worker has printed why it ended."""
     # The pool's thread waits for its processes: a second wait may miss how one ended. It ends them
     # by SIGTERM, which one that just starts blocks.

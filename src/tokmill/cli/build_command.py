@@ -320,7 +320,7 @@ def _print_plan(chosen: BuildRecipe, json: bool) -> None:
         print(f"left out    {in_words(plan.left_out)}")
     print(f"shards      {plan.shards:,}")
     for column, spec in plan.schema.items():
-        print(f"column      {column}: {spec.dtype} a {spec.per}")
+        print(f"column      {column}: {spec.dtype} per {spec.per}")
     for name, vocabulary in plan.vocabularies.items():
         print(f"vocabulary  {name}: {vocabulary.size:,} ids, roles {vocabulary.roles}")
     for key, value in plan.recipe["config"].items():

@@ -296,13 +296,13 @@ def print_statistics(stats: Statistics, tokens: Mapping[str, list[str]]) -> None
         ["shards read", f"{stats.shards:,}"],
         ["shortest, longest", f"{lengths.min:,}, {human_count(lengths.max, 'token')}"],
         ["mean, median", f"{lengths.mean:,.1f}, {lengths.median:,.1f} tokens"],
-        ["90%, 99% up to", f"{lengths.p90:,}, {lengths.p99:,} tokens"],
+        ["90%, 99% quantile", f"{lengths.p90:,}, {lengths.p99:,} tokens"],
         [f"rows of {stats.width:,}", f"{stats.rows:,}, {human_share(stats.padding, 2)} padding"],
         [f"longer than {stats.width:,}", f"{human_share(stats.longer, 2)} of the records"],
         ["empty", human_count(stats.empty, "record")],
     ]
     if stats.bytes_per_token is not None:
-        rows.append(["bytes a token", f"{stats.bytes_per_token:.3f}"])
+        rows.append(["bytes per token", f"{stats.bytes_per_token:.3f}"])
     rows.append(["left out", ", ".join(f"{n:,} {why}" for why, n in left_out.items()) or "nothing"])
     print_table(["figure", ""], rows)
     for name, use in stats.columns.items():

@@ -119,7 +119,7 @@ def _train(
         raise _no_folder(recipe, bool(data), context.obj)
     launching.begin_worker()
     launch.check()
-    with launching.one_a_machine():
+    with launching.one_error_per_machine():
         world = max(launch.processes * launch.nodes, launching.place().world)
         config = resolving.resolve(recipe, out or Path("RUN"), options, world)
     line = launch.line(context.obj) if launch.several else ""
@@ -269,12 +269,12 @@ def _print_plan(plan: dict[str, Any], as_json: bool) -> None:
                 if plan["stores"]
                 else []
             ),
-            *([["tokens in all", f"{plan['tokens']:,}"]] if tokens else []),
-            *([["operations in all", f"{plan['flops']:.2e}"]] if tokens else []),
+            *([["total tokens", f"{plan['tokens']:,}"]] if tokens else []),
+            *([["total FLOP", f"{plan['flops']:.2e}"]] if tokens else []),
             [
                 "memory, about",
-                f"{human_bytes(plan['memory_bytes'])} a process, "
-                f"{human_bytes(plan['tensor_bytes'])} of it tensors",
+                f"{human_bytes(plan['memory_bytes'])} per process, "
+                f"{human_bytes(plan['tensor_bytes'])} tensors",
             ],
         ],
     )
@@ -305,7 +305,7 @@ def _rows(plan: dict[str, Any]) -> list[list[str]]:
     return [
         ["batch", " rows × ".join(map(str, plan["batch"])) + " positions"],
         ["micro-batch", micro],
-        ["tokens a step", f"{plan['tokens_per_step']:,}"],
+        ["tokens per step", f"{plan['tokens_per_step']:,}"],
     ]
 
 
@@ -319,7 +319,4 @@ def _steps(plan: dict[str, Any]) -> str:
 def _time(seconds: float | None, steps: int) -> str:
     if seconds is None:
         return "not measured: the device is not here, or the model is too large for a try"
-    return (
-        f"{human_time(seconds * steps)} ({seconds:.2g} s a step, "
-        "as one forward and backward took now)"
-    )
+    return f"{human_time(seconds * steps)} ({seconds:.2g} s per step, measured now)"

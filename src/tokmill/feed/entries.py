@@ -172,7 +172,7 @@ class Tuples(Rows):
         size: records of an entry, without `columns`.
         shards: number of shards of `store` that are mixed at a time, drawn by `seed`; 0: all.
         seed: seed of this draw.
-        of_rows: columns with a value a record that are read of each row's own record, also if the
+        of_rows: columns with a value per record that are read of each row's own record, also if the
             store of the entries has them.
         unlike: places within an entry whose records are not like the others (`families`).
         group: record column of numbers; entries, or records, with equal numbers are similar.

@@ -208,7 +208,7 @@ class Feed:
                 f"there is no step {step} of process {rank} of {world}",
                 hint="steps and processes are counted from 0",
             )
-        share = rows_a_process(self.batch_size, world)
+        share = rows_per_process(self.batch_size, world)
         first = step * self.batch_size + rank * share
         return first, first + share
 
@@ -350,7 +350,7 @@ def _as_rows(pieces: Sequence[Piece], size: int) -> tuple[list[Piece], Array]:
     return parts, np.repeat(np.arange(size), sizes)
 
 
-def rows_a_process(batch_size: int, world: int) -> int:
+def rows_per_process(batch_size: int, world: int) -> int:
     """Return the number of rows of a batch in each of `world` processes; all must be equal."""
     if batch_size % world:
         raise UsageError(

@@ -131,8 +131,8 @@ class Windows:
         self.lengths = torch.tensor([len(row[self.names[0]]) for row in rows])
         self.sliding = int((self.lengths > self.size).sum())
         if self.cached is None:
-            return self._anew(len(rows))
-        parts = [self._anew(self.sliding)] if self.sliding else []
+            return self._reread(len(rows))
+        parts = [self._reread(self.sliding)] if self.sliding else []
         if self.sliding < len(rows):
             columns = {name: ids[self.sliding :] for name, ids in self.seen.items()}
             starts = starts[self.sliding :]
@@ -150,11 +150,11 @@ class Windows:
         self.lengths += 1
         rows, before = len(self.lengths), self.sliding
         if self.cached is None:
-            return self._anew(rows)
+            return self._reread(rows)
         self.sliding = int((self.lengths > self.size).sum())
         if before < self.sliding < rows:
             self.cached.keep(torch.arange(self.sliding - before, rows - before))
-        parts = [self._anew(self.sliding)] if self.sliding else []
+        parts = [self._reread(self.sliding)] if self.sliding else []
         if self.sliding < rows:
             parts.append(self.cached.next({name: c[self.sliding :] for name, c in columns.items()}))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -166,7 +166,7 @@ class Windows:
         if self.cached is not None and self.sliding < len(rows):
             self.cached.keep(rows[self.sliding :] - before)
 
-    def _anew(self, rows: int) -> Tensor:
+    def _reread(self, rows: int) -> Tensor:
         """Read all ids of the first rows again; return the hidden states of their last ids."""
         lengths = self.lengths[:rows].clamp(max=self.size).to(self.device)
         longest = int(lengths[0])

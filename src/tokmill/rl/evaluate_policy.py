@@ -17,7 +17,7 @@ from tokmill.mlir.space import LOOPS
 from tokmill.models.model import Tensors
 from tokmill.rl.modules import check_fits
 from tokmill.rl.ppo_loop import outcome
-from tokmill.rl.rollout import Episode, play, play_new
+from tokmill.rl.rollout import Episode, play, play_new_schedules
 from tokmill.rl.schedule_task import Schedules
 
 REDRAWS = 16
@@ -70,7 +70,7 @@ def evaluate(
         rounds = [play(act, env, numbers, task.layout, greedy=True, done=done)]
         played = {(one.problem, one.schedule) for one in rounds[0]}
         for _ in range(samples):
-            rounds.append(play_new(act, env, numbers, task.layout, met, REDRAWS, done))
+            rounds.append(play_new_schedules(act, env, numbers, task.layout, met, REDRAWS, done))
             played |= {(one.problem, one.schedule) for one in rounds[-1]}
     results = []
     for number, problem in enumerate(problems):

@@ -38,7 +38,7 @@ def held_out(
     for one in problems:
         if one.text in texts:
             raise UsageError(
-                f"{one.name} is held out, and learned from too",
+                f"{one.name} is held out, but also a training module",
                 where="task.held_out",
                 hint="name it once",
             )

@@ -22,7 +22,7 @@ from tokmill.rl import actions, ppo
 from tokmill.rl.embedding import embeddings
 from tokmill.rl.modules import facts as facts_of
 from tokmill.rl.modules import modules_of
-from tokmill.rl.rollout import Episode, again, play, play_new
+from tokmill.rl.rollout import Episode, again, play, play_new_schedules
 from tokmill.rl.schedule_task import Schedules, SchedulesConfig, batch_of
 from tokmill.store.manifest import encode, read_json
 from tokmill.store.store import Store
@@ -114,7 +114,7 @@ class ScheduleLoop:
     def learn(self, session: Session, total: int) -> tuple[dict[str, float], int]:
         step = session.state.step
         hits = self.measure_one.hits
-        episodes = play_new(
+        episodes = play_new_schedules(
             self.engine.act,
             self.env,
             drawn(len(self.problems), step, self.task_config.bench_count, self.config.data.seed),

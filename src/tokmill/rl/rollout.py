@@ -93,7 +93,7 @@ def play(
     return episodes
 
 
-def play_new(
+def play_new_schedules(
     act: Act,
     env: ScheduleEnv,
     problems: Sequence[int],

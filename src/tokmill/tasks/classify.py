@@ -165,7 +165,7 @@ class Classify(Task):
         names = inputs.classes.get(config.column, ())
         each = [f"f1_{name}" for name in names]
         higher = ("accuracy", "f1", "f1_macro", *each)
-        return Measures(loss="nats a record", higher=higher, decided_by=("task.column",))
+        return Measures(loss="nats per record", higher=higher, decided_by=("task.column",))
 
     @property
     def frame(self) -> Frame:

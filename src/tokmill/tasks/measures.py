@@ -7,7 +7,7 @@ class Measures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Facts about a task's metrics, and what its model can be used for."""
 
     loss: str = ""
-    """Unit of the loss, such as "nats a token"; empty: no useful unit."""
+    """Unit of the loss, such as "nats per token"; empty: no useful unit."""
     higher: tuple[str, ...] = ()
     """Metrics for which higher is better. For others lower is, unless their names say otherwise."""
     decided_by: tuple[str, ...] = ()

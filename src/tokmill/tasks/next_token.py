@@ -136,7 +136,7 @@ class NextToken(Task):
     @classmethod
     def measures(cls, config: NextTokenConfig, inputs: Inputs) -> Measures:
         count = 1 if config.column else len(inputs.ids)
-        unit = "nats a token" if count == 1 else f"nats, sum over {count} columns"
+        unit = "nats per token" if count == 1 else f"nats, sum over {count} columns"
         return Measures(
             loss=unit,
             higher=("accuracy",),

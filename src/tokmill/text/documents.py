@@ -22,7 +22,11 @@ from tokmill.store.schema import RESERVED, Array, Column, Records, Schema, Strin
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.record_blocks import EXPANDS, is_stream
-from tokmill.text.tokenizers.tokenizer_json import added_tokens, beside_model, template_tokens
+from tokmill.text.tokenizers.tokenizer_json import (
+    added_tokens,
+    settings_without_model,
+    template_tokens,
+)
 
 
 class Encoder(ABC):
@@ -36,7 +40,7 @@ class Encoder(ABC):
         self.engine = self.encoder.name
         """`gigatoken` or `tokenizers`."""
         reject = specials_in_text == "reject"
-        data = beside_model(frozen.data) if reject else {}
+        data = settings_without_model(frozen.data) if reject else {}
         self.specials = tuple(added_tokens(data, special_only=True))
         self.dtype = np.dtype(id_dtype(frozen.vocabulary.size)).newbyteorder("<")
 
@@ -169,7 +173,7 @@ class Encode(Encoder):
 
     def __init__(self, frozen: Frozen, config: TextOptions, resources: Resources) -> None:
         super().__init__(frozen, config.specials_in_text, resources)
-        prefix, suffix = template_tokens(beside_model(frozen.data))
+        prefix, suffix = template_tokens(settings_without_model(frozen.data))
         no_end = config.end_of_record == "eot" and "eot" not in frozen.vocabulary.roles
         if (prefix or suffix) and config.template == "refuse":
             raise TokmillError(

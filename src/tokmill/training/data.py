@@ -18,7 +18,7 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.base.prefetch import prefetch
 from tokmill.base.progress import human_count
-from tokmill.feed.feed import Batch, Feed, nearest_sizes, rows_a_process
+from tokmill.feed.feed import Batch, Feed, nearest_sizes, rows_per_process
 from tokmill.feed.rows import Rows
 from tokmill.models.model import Inputs, Tensors
 from tokmill.store.checks.background_check import same_engine
@@ -92,7 +92,7 @@ def make_feed(
     data = config.data
     return Feed(
         [task.rows(store, data.seed, data.shards) for store in stores],
-        entries_a_step(data, task.length * task.entry_rows(config.task), world),
+        entries_per_step(data, task.length * task.entry_rows(config.task), world),
         weights=data.weights,
         seed=data.seed,
         shuffle=data.shuffle,
@@ -115,7 +115,7 @@ def columns_to_read(task: Task, stores: Sequence[Store]) -> list[str]:
     return list(dict.fromkeys([*task.sizes, *extra]))
 
 
-def entries_a_step(data: DataConfig, length: int, world: int = 1) -> int:
+def entries_per_step(data: DataConfig, length: int, world: int = 1) -> int:
     """Return the entries of a step over all processes, from `data.batch` or `data.batch_tokens`.
 
     An entry is a row, unless the task says otherwise. `length`: positions of an entry. Raises
@@ -123,12 +123,12 @@ def entries_a_step(data: DataConfig, length: int, world: int = 1) -> int:
     whole entries.
     """
     if not data.batch_tokens:
-        rows_a_process(data.batch, world)
+        rows_per_process(data.batch, world)
         return data.batch
     if data.batch_tokens % (length * world):
         each = f" for each of {world} processes" if world > 1 else ""
         raise UsageError(
-            f"{data.batch_tokens} tokens a step cannot be cut into whole rows of {length} "
+            f"{data.batch_tokens} tokens per step cannot be split into whole rows of {length} "
             f"positions{each}",
             where="data.batch_tokens",
             hint=nearest_sizes(data.batch_tokens, length * world),

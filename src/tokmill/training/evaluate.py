@@ -135,7 +135,7 @@ class Breakdown:
         self.by = sums
 
     def report(self) -> dict[str, Any]:
-        """Return all results as means: nats a token, shares."""
+        """Return all results as means: nats per token, shares."""
         if not self.columns:
             return {}
         results: dict[str, Any] = {
@@ -279,7 +279,7 @@ def measured(
 ) -> tuple[dict[str, Any], int]:
     """Return (metrics and breakdown, targets); if there is no baseline, `notes` gets the reason."""
     if validation.bytes_per_token and validation.size < len(validation.feed.sources[0]):
-        notes.append("bits_per_byte takes the bytes a token of the whole store, not of these rows")
+        notes.append("bits_per_byte uses the bytes per token of the whole store, not of these rows")
     if task.predicts_tokens:
         groups = Groups(validation.feed.sources[0], by) if by else None
         baseline: dict[str, Array] = {}
@@ -290,7 +290,7 @@ def measured(
             what = f"{error.what}{where}"
             notes.append(f"no unigram losses, which need the training store: {what}")
         breakdown = Breakdown(baseline, groups, task.predicted)
-        return taken_apart(config, task, validation, breakdown, device)
+        return evaluate_token_task(config, task, validation, breakdown, device)
     if by:
         raise UsageError(
             f"the task {config.task.kind} predicts no tokens, so it has no breakdown by column",
@@ -303,7 +303,7 @@ def measured(
     return validation.measure(task, engine, config.run.micro_tokens, tables=True)
 
 
-def taken_apart(
+def evaluate_token_task(
     config: TrainConfig,
     task: Task,
     validation: Validation,

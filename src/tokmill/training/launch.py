@@ -214,7 +214,7 @@ def begin_worker() -> None:
 
 
 @contextlib.contextmanager
-def one_a_machine() -> Iterator[None]:
+def one_error_per_machine() -> Iterator[None]:
     """Let only the first process of a machine report an error that all of them find."""
     try:
         yield
@@ -254,7 +254,7 @@ def interface_to(host: str) -> str:
 
 
 @contextlib.contextmanager
-def told_when_waiting(what: str, seconds: float = 5.0) -> Iterator[None]:
+def report_waiting(what: str, seconds: float = 5.0) -> Iterator[None]:
     """Print what the process waits for, if it takes longer than some seconds."""
     timer = threading.Timer(seconds, lambda: print(f"waiting for {what}", file=sys.stderr))
     timer.daemon = True

@@ -25,7 +25,7 @@ from tokmill.training.data import (
     PartLoss,
     columns_to_read,
     cut_notes,
-    entries_a_step,
+    entries_per_step,
     evened,
     make_feed,
     micro_batches,
@@ -73,7 +73,7 @@ class RowLoop:
     @staticmethod
     def rows_a_step(config: TrainConfig, world: int) -> int:
         each = task_type(config).entry_rows(config.task)
-        return each * entries_a_step(config.data, config.task.length * each, world)
+        return each * entries_per_step(config.data, config.task.length * each, world)
 
     @staticmethod
     def check(config: TrainConfig) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ from tokmill.training.engines.devices.device import (
 )
 from tokmill.training.engines.engine import Engine, add, make_engine, over_processes
 from tokmill.training.engines.optimisers.optim import learning_rate
-from tokmill.training.launch import one_a_machine, place, resume_command
+from tokmill.training.launch import one_error_per_machine, place, resume_command
 from tokmill.training.recipe.config import MOST_STEPS, TrainConfig
 from tokmill.training.recipe.resolve import notes, resolve, seconds
 from tokmill.training.runs import run as runs
@@ -158,7 +158,7 @@ def train(
         TokmillError: the folder or a store was refused, or the loss is not a number any more.
     """
     out = Path(out)
-    with one_a_machine():
+    with one_error_per_machine():
         world = place().world
         config = with_epochs(asked := resolve(recipe, out, options or {}, world), world)
     until = time.monotonic() + seconds(config.run.max_time)
@@ -230,7 +230,7 @@ class Session:
         peak = run.peak_flops * engine.world
         self.meter = Meter(state, run.steps, flops, peak, self.loop.unit)
         self.loss, self.saved = math.nan, state.step or -1
-        self.greet()
+        self.print_start()
         progress = Progress(
             "train",
             run.steps,
@@ -257,7 +257,7 @@ class Session:
                     self.save()
         self.write(FINAL)
 
-    def greet(self) -> None:
+    def print_start(self) -> None:
         """Say how the run begins, and remove final weights if more steps follow."""
         steps, state = self.config.run.steps, self.state
         if state.step >= steps:

@@ -15,7 +15,7 @@ import torch
 
 from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.feed.feed import Batch, rows_a_process
+from tokmill.feed.feed import Batch, rows_per_process
 from tokmill.feed.rows import Rows
 from tokmill.store.gather import Spans
 from tokmill.store.schema import Array, ranges
@@ -165,7 +165,7 @@ class Trace:
 
     def _micro_batches(self, batch: Batch, sizes: Array, world: int) -> Array:
         """Return the process of each row, its micro-batch and its number there, (3, rows)."""
-        ends = np.cumsum(np.append(0, sizes))[:: rows_a_process(len(sizes), world)].tolist()
+        ends = np.cumsum(np.append(0, sizes))[:: rows_per_process(len(sizes), world)].tolist()
         numbers = np.zeros((3, len(batch)), np.int64)
         document, values = batch.document[:, : self.task.length], {ROW: np.arange(len(batch))}
         whole = Batch({}, document, batch.key, values, entry=batch.entry)

@@ -230,7 +230,7 @@ def test_settings_are_read(played: Played, tmp_path: Path) -> None:
         "step-00000002", "step-00000004",
     ]  # fmt: skip
     (dry,) = [one for one in played.every if "-o pretrained --dry-run" in one]
-    assert "epochs of" in played.output[dry] and "s a step" in played.output[dry]
+    assert "epochs of" in played.output[dry] and "s per step" in played.output[dry]
     for changed, said in (({"lrr": 1}, "lrr"), ({"lr": "much"}, "float")):
         (tmp_path / "other.json").write_text(json.dumps(SETTINGS | changed))
         command = f"tokmill train {tmp_path}/other.json --data pairs --dry-run"

@@ -109,7 +109,7 @@ def test_pc_files(tmp_path: Path) -> None:
     for text, what in [
         ("F:1:2000:\nF:1:2001:\n", "two addresses"),
         ("F:1:xyz:\n", "line 1: 'F:1:xyz:' is not a block"),
-        ("F:1:11112222333344445:\n", "no block"),
+        ("F:1:11112222333344445:\n", "not a block"),
         ("", "names no block"),
     ]:
         path.write_text(text)
@@ -151,7 +151,7 @@ def test_a_store_of_something_else_is_refused(tmp_path: Path) -> None:
     from making import quick_build
     from source_cases import write_graph, write_ids
 
-    with pytest.raises(TokmillError, match="no store of basic blocks"):
+    with pytest.raises(TokmillError, match="not a store of basic blocks"):
         open_blocks(str(write_ids(tmp_path, 0)))
     graph = write_graph(tmp_path, 0)
     quick_build("x86", graph, tmp_path / "functions")

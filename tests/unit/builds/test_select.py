@@ -195,7 +195,7 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"where": ["level"]}, "is not COLUMN OP VALUE"),
         ({"where": ["lvel > 1"]}, "no column 'lvel'"),
         ({"where": ["level > x"]}, "'x' is not a number"),
-        ({"where": ["name ~ ("]}, "no regular expression"),
+        ({"where": ["name ~ ("]}, "not a regular expression"),
         ({"where": ["vector > 1"]}, "one value per record"),
         ({"ratio": 1.5}, "ratio: expected"),
         ({"rest": True}, "--rest does nothing without --ratio"),
@@ -204,7 +204,7 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"ratio": 0.5, "by": "nmae"}, "no column 'nmae'"),
         ({"ratio": 0.5, "by": "token"}, "no column 'token' with one value per record"),
         ({"ratio": 0.5, "by": "vector"}, "no column 'vector' with one value per record"),
-        ({"near_unique": 0.2}, "no threshold"),
+        ({"near_unique": 0.2}, "not a threshold"),
         ({"near_unique": 0.9, "shingle": 0}, "shingle: expected"),
     ],
 )

@@ -87,7 +87,7 @@ def header(magic=20240520):
         (b"\1\0", {"record_tokens": 0}, "record_tokens: expected"),
         (b"\1\0", {"vocab_size": 0}, "vocab_size: expected"),
         (b"\1\0", {"roles": {"eot": "x"}}, "but none was named"),
-        (b"", {}, "not one record"),
+        (b"", {}, "no record"),
     ],
 )
 def test_refusals(tmp_path, data, options, message):

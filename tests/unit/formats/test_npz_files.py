@@ -87,7 +87,7 @@ def test_statistics_agree_with_one_another_and_with_the_files(tmp_path):
 
 def test_the_pad_token(tmp_path):
     store = token_store(tmp_path / "s", [[[5, 6]]])
-    with pytest.raises(TokmillError, match="carries no vocabulary") as caught:
+    with pytest.raises(TokmillError, match="has no vocabulary") as caught:
         export(store, tmp_path / "o", pad_id=None)
     assert "--pad-id" in str(caught.value) and "<|pad|>" in str(caught.value)
     np.asarray([5, 6, 0], "<u2").tofile(tmp_path / "t.bin")
@@ -250,7 +250,7 @@ def corrupt(path, where):
             "row 0, position 1: the id -5",
         ),
         ({"input_ids": np.asfortranarray(IDS), "attention_mask": MASK}, "stored by columns"),
-        ({"input_ids": [[0, 0]], "attention_mask": [[0, 0]]}, "not one record"),
+        ({"input_ids": [[0, 0]], "attention_mask": [[0, 0]]}, "no record"),
     ],
 )
 def test_refusals(tmp_path, arrays, message):

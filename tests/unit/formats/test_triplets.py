@@ -159,7 +159,7 @@ def test_all_that_the_script_may_have_written(tmp_path: Path, protocol: int) -> 
         ([([1], [float("nan")], [1], [1], [1], [1])], "not finite"),
         ([([1], [2**70], [1], [1], [1], [1])], "numbers of more than 64 bits"),
         ([([1 << 64], [1], [1], [1], [1], [1])], "more than 64 bits"),
-        ([([1], [True], [1], [1], [1], [1])], "no numbers"),
+        ([([1], [True], [1], [1], [1], [1])], "not numbers"),
         ([([[1.0, 2.0], [1.0]], [1, 1], [1], [1], [1], [1])], "several lengths"),
         ([([[1.0]], [1], [1], [1], [1], [1])], "vectors of 0, 1 numbers"),
         ([([1], [1], [1], [1], [1], [1], 1.0, 2.0, float("inf"))], "not finite"),
@@ -167,7 +167,7 @@ def test_all_that_the_script_may_have_written(tmp_path: Path, protocol: int) -> 
         ([([1], [1]) * 3, (*([1], [1]) * 3, 1.0, 2.0, 3.0)], "CPI in some entries, not in all"),
         ([([1], [1]) * 3, ([[1.0]], [1]) * 3], "blocks of 1 numbers, not of no"),
         ("text", "list"),
-        ([], "nothing|not one record"),
+        ([], "nothing|no record"),
     ],
 )
 def test_what_is_no_triplet(tmp_path: Path, value: Any, said: str) -> None:

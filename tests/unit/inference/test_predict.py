@@ -168,7 +168,7 @@ def test_inputs_of_another_form_are_refused(
     with pytest.raises(UsageError, match="which columns are sentences") as error:
         predict(run, tmp_path / "one.txt")
     assert "- reads lines" in error.value.hint and "build tsv" in error.value.hint
-    with pytest.raises(TokmillError, match="no store and no file"):
+    with pytest.raises(TokmillError, match="neither a store nor a file"):
         predict(run, tmp_path / "nothing.tsv")
     single = tmp_path / "single.tsv"
     single.write_text("sentence\tlabel\na sky is red\tsame\n")
@@ -223,7 +223,7 @@ def test_a_causal_classifier_of_json_lines_reads_lines_of_text(
 def test_runs_of_other_tasks_name_their_command(tmp_path: Path) -> None:
     store = toy.make_store(tmp_path / "store", toy.cycles(20))
     tokmill.train(toy.recipe(store, 1), tmp_path / "run", quiet=True)
-    with pytest.raises(UsageError, match="has learned the task next_token") as error:
+    with pytest.raises(UsageError, match="the task of the run is next_token") as error:
         predict(tmp_path / "run", store)
     assert "tokmill sample" in error.value.hint
 

@@ -59,7 +59,7 @@ def test_the_clock_is_taken_out() -> None:
     [
         (("return %r, %d", "%e = arith.addi %d, %d : i64\n return %r, %e"), "subi"),
         (("arith.subi %t, %t0", "arith.addi %t, %t0"), "arith.addi"),
-        (("module attr", "module x attr"), "no valid MLIR"),
+        (("module attr", "module x attr"), "not a valid MLIR"),
     ],
 )
 def test_other_uses_of_the_clock_are_refused(change: tuple[str, str], says: str) -> None:

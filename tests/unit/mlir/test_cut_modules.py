@@ -12,7 +12,7 @@ from tokmill.mlir import search
 from tokmill.mlir.loops import execute
 from tokmill.mlir.measure import Measurements, Settings
 from tokmill.mlir.modules import problem
-from tokmill.mlir.modules.cut import MOST_RUNS, Cut, NothingAlone, cut
+from tokmill.mlir.modules.cut import MOST_RUNS, Cut, NotSchedulable, cut
 
 T = "tensor<8x8xf32>"
 SAME = "affine_map<(d0, d1) -> (d0, d1)>"
@@ -142,7 +142,7 @@ def test_a_chain_of_calls_that_doubles_is_counted_without_overflow(functions: in
     found = cut(text + function(large, "%0", name, "private"), "x")
     assert len(found.skipped) == 1 and found.skipped_counts == [min(2**functions, MOST_RUNS)]
     large = large.partition("\n")[2]
-    with pytest.raises(NothingAlone, match=f"{min(2**functions, MOST_RUNS):,} × linalg.exp"):
+    with pytest.raises(NotSchedulable, match=f"{min(2**functions, MOST_RUNS):,} × linalg.exp"):
         cut(text + function(large, "%a", name, "private"), "x")
 
 
@@ -160,7 +160,7 @@ SKIPPED = {
     "not linalg": (
         f"%0 = {matmul()}\n%1 = tensor.pad %0 low[1, 1] high[1, 1] {{\n^bb0(%i: index, %j: index):"
         f"\ntensor.yield %c0 : f32\n}} : {T} to tensor<10x10xf32>",
-        "no operation of linalg",
+        "not an operation of linalg",
     ),
     "dynamic": (
         f"%0 = {matmul()}\n%1 = tensor.cast %a : {T} to tensor<?x8xf32>\n%2 = linalg.matmul "

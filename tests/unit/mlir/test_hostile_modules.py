@@ -95,7 +95,7 @@ def test_a_module_that_cannot_be_compiled_says_its_name() -> None:
 def test_a_schedule_names_producers_that_there_are() -> None:
     made = problem.of_line("matmul 16 16 16, relu")
     evil = schedule.Fuse("op_1", (8, 8), 'op_0"} in %module : (!transform.any_op) //')
-    with pytest.raises(UsageError, match="no producer of op_1") as raised:
+    with pytest.raises(UsageError, match="not a producer of op_1") as raised:
         legal.replay(made.operations, [evil])
     assert raised.value.hint == "it has op_0"
 

@@ -107,7 +107,7 @@ def test_modules_of_iree_are_read_in_their_own_syntax(tmp_path: Path) -> None:
     assert [one.operations[0].bounds for one in found.problems] == [(8, 4, 8)]
     assert not found.skipped
     path.write_text(IREE.replace("util.return %2", "util.return %3"))
-    with pytest.raises(TokmillError, match="no valid MLIR") as caught:
+    with pytest.raises(TokmillError, match="not a valid MLIR") as caught:
         importing.text_of(path)
     assert caught.value.hint
 

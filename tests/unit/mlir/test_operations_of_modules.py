@@ -134,7 +134,7 @@ def test_a_history_shows_tiles_and_orders() -> None:
         ("matmul 8 8", "2 sizes"),
         ("matmul 8 8 0", "positive"),
         ("matmul 8 8 -1", "positive"),
-        ("nothing 8", "no operation"),
+        ("nothing 8", "not an operation"),
         ("matmul 8 8 8, , relu", "chain"),
         (", ".join(["relu 4"] * 6), "chain of 6"),
         ("pooling 1 1 2 3", "larger than its image"),
@@ -156,7 +156,7 @@ BODY = "%r = linalg.exp ins(%a : {t}) outs(%a : {t}) -> {t}\n return %r : {t}"
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("func.func @main( {", "no valid MLIR"),
+        ("func.func @main( {", "not a valid MLIR"),
         ("module {}", "0 functions"),
         ("func.func @f() { return }\nfunc.func @g() { return }", "2 functions"),
         ("func.func @main() { return }", "no linalg operation"),

@@ -78,7 +78,7 @@ def test_weights_in_bfloat16_are_run_in_it() -> None:
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UsageError, match="no number of heads"):
+    with pytest.raises(UsageError, match="not a number of heads"):
         RWKV7(RWKV7Config(dim=100), Inputs({"token": 3}))
     with pytest.raises(UsageError, match="expected `int` >= 1"):
         RWKV7(RWKV7Config(layers=0), Inputs({"token": 3}))

@@ -159,7 +159,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
     store, vectors = groups(tmp_path, 6, 2)
     with pytest.raises(UsageError, match="nothing says which vectors"):
         make("tsne", [store])
-    with pytest.raises(UsageError, match="'token' is not a column with a value a record"):
+    with pytest.raises(UsageError, match="'token' is not a column with a value per record"):
         make("tsne", [store], column="token", vectors=str(vectors))
     with pytest.raises(UsageError, match="of one store"):
         make("tsne", [store, store], vectors=str(vectors))

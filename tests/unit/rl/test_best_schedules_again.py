@@ -19,7 +19,7 @@ from tokmill.mlir.space import LOOPS
 from tokmill.rl import actions
 from tokmill.rl import ppo_loop as loop
 from tokmill.rl.actions import Layout, Scores
-from tokmill.rl.rollout import again, play, play_new
+from tokmill.rl.rollout import again, play, play_new_schedules
 from tokmill.rl.schedule_task import Memory, SchedulesConfig
 
 torch.set_num_threads(1)
@@ -109,13 +109,13 @@ def test_what_is_known_is_drawn_again(room: ScheduleEnv) -> None:
     torch.manual_seed(8)
     known: set[tuple[int, Any]] = set()
     for _ in range(10):
-        for one in play_new(
+        for one in play_new_schedules(
             even(layout), room, [1] * 4, layout, lambda *given: given in known, redraws=50
         ):
             assert (one.problem, one.schedule) not in known and one.result.status
             known.add((one.problem, one.schedule))
     assert len(known) == room.measure.evaluations == 40
-    (same,) = play_new(even(layout), room, [1], layout, lambda *_: True, redraws=3)
+    (same,) = play_new_schedules(even(layout), room, [1], layout, lambda *_: True, redraws=3)
     assert same.rewards[-1] == pytest.approx(float(np.log10(same.gain)), abs=1e-9) or (
         same.result.status != "ok"
     )

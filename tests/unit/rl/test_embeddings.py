@@ -181,7 +181,7 @@ def test_layers_of_a_policy_have_a_limit_together() -> None:
         ("lstm", {"bert": {}}, "no embedding is called 'bert'"),
         ("lstm", {"lstm": {"hidden": 3}}, "hidden"),
         ("lstm", {"distilbert": {"layers": 3}}, "layers"),
-        ("lstm", {"lstm": 3}, "no table"),
+        ("lstm", {"lstm": 3}, "not a table"),
         ("lstm", {"lstm": {"lstm_size": 0}}, "at least 1|too small"),
         ("lstm", {"lstm": {"dropout": float("nan")}}, "cannot be dropped"),
         ("distilbert", {"distilbert": {"num_attention_heads": 5}}, "do not divide"),

@@ -100,7 +100,7 @@ def test_what_is_found_without_a_measurement_does_not_depend_on_samples(
         search, "best_of", lambda problem, trials, measure: Trial(trials[0].schedule, worse)
     )
     failed = [Episode(0, result=Result(status="crashed"))]
-    monkeypatch.setattr(evaluate, "play_new", lambda *given: failed)
+    monkeypatch.setattr(evaluate, "play_new_schedules", lambda *given: failed)
     with Measurements(Settings()) as measure:
         (alone,) = evaluate.evaluate(task, problems, measure)
         (some,) = evaluate.evaluate(task, problems, measure, samples=1)

@@ -206,7 +206,7 @@ def test_one_process_alone(recorded: Path) -> None:
 def test_mistakes_in_recipes(tmp_path: Path) -> None:
     for change, what in (
         ({"task": {"modules": []}}, "no module to learn from"),
-        ({"task": {"held_out": [LINES[0]]}}, "learned from too"),
+        ({"task": {"held_out": [LINES[0]]}}, "also a training module"),
         ({"task": {"bench_count": 0}}, "bench_count"),
         ({"task": {"gamma": float("nan")}}, "gamma"),
         ({"model": {"model_type": "gru"}}, "gru"),

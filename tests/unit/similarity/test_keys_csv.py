@@ -59,7 +59,7 @@ def test_many_lines(tmp_path: Path) -> None:
         (HEAD + ",blocks\np,f,gcc,O0,1e9\n", "keys.csv:2: the number of blocks is '1e9'"),
         (HEAD + ",blocks\np,f,gcc,O0,99999999999999999999\n", "the number of blocks is '9999"),
         (HEAD + ",blocks\np,f,gcc,O0,²\n", "the number of blocks is '²'"),
-        (HEAD + "\np,f,gcc,O0\nq,f,gcc,O0\np,f,gcc,O0\n", "keys.csv:4: the function stands in "
+        (HEAD + "\np,f,gcc,O0\nq,f,gcc,O0\np,f,gcc,O0\n", "keys.csv:4: the function is in "
          "line 2 already"),
         (HEAD.encode() + b"\np,\xff,gcc,O0\n", "the text is not UTF-8"),
         (HEAD + "\np," + "x" * 200_000 + ",gcc,O0\n", "the line is not CSV: field larger"),

@@ -20,7 +20,7 @@ from tokmill.feed.feed import Batch, Feed
 from tokmill.feed.rows import Whole
 from tokmill.store.schema import ROLES, Column
 from tokmill.store.store import Store
-from tokmill.tasks.comparison.comparison_losses import asking_entries, with_relations
+from tokmill.tasks.comparison.comparison_losses import query_entries, with_relations
 from tokmill.tasks.task import to_tensors
 from tokmill.training.data import open_stores
 from tokmill.training.evaluate import evaluate
@@ -170,8 +170,8 @@ def test_entries_of_one_record_ask_nothing() -> None:
     batch = Batch({}, np.zeros((5, 2), np.int32), np.zeros(5, np.uint64))
     batch.entry = np.asarray([0, 0, 1, 2, 2])
     values = with_relations(batch, (), "")
-    assert asking_entries(batch.entry, values) == 2
-    assert asking_entries(np.asarray([-1, -1, -1, 2, -1]), values) == 0
+    assert query_entries(batch.entry, values) == 2
+    assert query_entries(np.asarray([-1, -1, -1, 2, -1]), values) == 0
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_impossible_keys_are_refused(
 
 def test_a_store_that_says_nothing_of_likeness_is_refused(stores: Path, tmp_path: Path) -> None:
     value = recipe(stores, ["label"])
-    with pytest.raises(UsageError, match="nothing says which records are similar"):
+    with pytest.raises(UsageError, match="the similar records are unknown"):
         tokmill.train(value, tmp_path / "run", quiet=True)
 
 

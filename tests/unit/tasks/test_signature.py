@@ -179,7 +179,7 @@ def test_other_vectors_of_blocks_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "data", "match"),
     [
-        ({}, {"overlays": []}, "nothing says which intervals are similar"),
+        ({}, {"overlays": []}, "the similar intervals are unknown"),
         ({"overlay": "vectors", "vector": "embeding"}, {}, "has no column 'embeding'"),
         ({"block": "count"}, {}, "no column 'count' that refers to another store"),
         ({"weight": "counts"}, {}, "no column 'counts' with a number for each block"),

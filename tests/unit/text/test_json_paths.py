@@ -156,7 +156,7 @@ def test_a_wrong_key_is_answered_with_the_keys_that_are_there(
     tmp_path: Path, tokmill: Any, row: dict[str, Any], fields: list[str], said: str
 ) -> None:
     path = jsonl(tmp_path / "x.jsonl", [row] * 3)
-    with pytest.raises(TokmillError, match="not one record was found") as caught:
+    with pytest.raises(TokmillError, match="no record was found") as caught:
         quick_build("jsonl", path, tmp_path / "s", fields=fields)
     assert re.search(said, caught.value.hint)
     flags = [part for field in fields for part in ("--field", field)]

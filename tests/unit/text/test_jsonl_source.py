@@ -257,7 +257,7 @@ def test_options_of_fields(tmp_path: Path) -> None:
 def test_an_empty_file_has_no_record(tmp_path: Path) -> None:
     path = jsonl(tmp_path / "x.jsonl", [])
     assert read(path)[:2] == ([], [])
-    with pytest.raises(TokmillError, match="not one record"):
+    with pytest.raises(TokmillError, match="no record"):
         quick_build("jsonl", path, tmp_path / "s")
 
 

@@ -127,7 +127,7 @@ def test_files_of_gpt2_in_their_older_layout_are_refused(tmp_path: Path) -> None
         ({"added_tokens.json": {"<pad>": 400}}, "its vocabulary lacks"),
         ({"added_tokens.json": {"a": 7}}, "its vocabulary lacks"),
         ({"added_tokens.json": {"<pad>": "x"}}, "without ids"),
-        ({"added_tokens.json": []}, "no JSON object"),
+        ({"added_tokens.json": []}, "not a JSON object"),
         ({"tokenizer_config.json": {"added_tokens_decoder": {"x": {}}}}, "without ids"),
     ],
 )
@@ -155,12 +155,16 @@ def test_the_end_token_of_a_tokenizer_config(tokenizer: Tokenizer, tmp_path: Pat
     ("name", "content", "message"),
     [
         ("tokenizer.json", b"", "empty"),
-        ("tokenizer.json", b"{", "no tokenizer.json"),
+        ("tokenizer.json", b"{", "not a tokenizer.json"),
         ("tokenizer.json", b"[1]", "no model"),
-        ("tokenizer.json", b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}', "no pair"),
-        ("r50k_base.tiktoken", b"YQ== 0\nYg== 1\n", "no tokenizer.json"),
+        (
+            "tokenizer.json",
+            b'{"model": {"type": "BPE", "vocab": {}, "merges": ["a"]}}',
+            "not a pair",
+        ),
+        ("r50k_base.tiktoken", b"YQ== 0\nYg== 1\n", "not a tokenizer.json"),
         ("tekken.json", b'{"vocab": [{"rank": 0, "token_bytes": "AA=="}]}', "no model"),
-        ("x.model", b"\x0a\xff\xff", "no tokenizer.json"),
+        ("x.model", b"\x0a\xff\xff", "not a tokenizer.json"),
     ],
 )
 def test_broken_files_say_what_is_wrong(
@@ -216,7 +220,7 @@ def test_files_of_others_beside_a_tokenizer_are_not_replaced(tmp_path: Path) -> 
     for name, text in (
         ("tokenizer_config.json", '{"model_max_length": 1000000000000000019884624838656}'),
         ("special_tokens_map.json", "{}"),
-        ("tokenizer_config.json", "no JSON"),
+        ("tokenizer_config.json", "not JSON"),
     ):
         folder = tmp_path / f"{name}-{len(text)}"
         folder.mkdir()

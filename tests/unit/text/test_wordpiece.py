@@ -50,7 +50,7 @@ def test_whether_text_is_put_into_lower_case(tmp_path: Path) -> None:
     step = Tokenizer.from_file(tmp_path / "vocab.txt").data["normalizer"]
     assert not step["lowercase"] and step["strip_accents"] and not step["handle_chinese_chars"]
     (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(TokmillError, match="no JSON object"):
+    with pytest.raises(TokmillError, match="not a JSON object"):
         Tokenizer.from_file(tmp_path / "vocab.txt")
 
 

@@ -13,7 +13,7 @@ from tokmill.models.transformers.transformer import Decoder, DecoderConfig
 from tokmill.store.schema import Column
 from tokmill.store.store import Store
 from tokmill.tasks.next_token import NextToken, NextTokenConfig
-from tokmill.training.data import entries_a_step, make_feed
+from tokmill.training.data import entries_per_step, make_feed
 from tokmill.training.recipe.config import DataConfig, TrainConfig
 
 SIZES = {"token": 9}
@@ -41,7 +41,7 @@ def stores(tmp_path: Path) -> list[Store]:
     ],
 )
 def test_rows_a_step(data: dict[str, int], world: int, rows: int) -> None:
-    assert entries_a_step(DataConfig(**data), 5, world) == rows
+    assert entries_per_step(DataConfig(**data), 5, world) == rows
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_steps_that_cannot_be(
     data: dict[str, int], world: int, what: str, where: str, hint: str
 ) -> None:
     with pytest.raises(UsageError, match=what) as caught:
-        entries_a_step(DataConfig(**data), 5, world)
+        entries_per_step(DataConfig(**data), 5, world)
     assert caught.value.where == ("data.batch_tokens" if where else "")
     assert hint in caught.value.hint
 

@@ -15,10 +15,10 @@ from tokmill.training.launch import (
     Launch,
     Place,
     check_host,
-    one_a_machine,
+    one_error_per_machine,
     place,
+    report_waiting,
     resume_command,
-    told_when_waiting,
 )
 
 
@@ -132,7 +132,7 @@ def test_processes_do_not_start_processes(environment: pytest.MonkeyPatch) -> No
 def test_the_first_process_of_a_machine_speaks(environment: pytest.MonkeyPatch) -> None:
     for here, expected in ((Place(4, 8, 0, 4), TokmillError), (Place(5, 8, 1, 4), SystemExit)):
         started_as(environment, here)
-        with pytest.raises(expected) as caught, one_a_machine():
+        with pytest.raises(expected) as caught, one_error_per_machine():
             raise TokmillError("all of them see it", hint="look")
     assert caught.value.code == 1
 
@@ -173,10 +173,10 @@ def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     # Not by capsys: its reading empties a buffer, and so loses what a thread writes meanwhile.
     said = io.StringIO()
     monkeypatch.setattr(sys, "stderr", said)
-    with told_when_waiting("the others", 60):
+    with report_waiting("the others", 60):
         pass
     assert said.getvalue() == ""
-    with told_when_waiting("the others", 0.01):
+    with report_waiting("the others", 0.01):
         until = time.monotonic() + 30
         # The line and its end may be written one after the other.
         while not said.getvalue().endswith("\n"):
@@ -193,6 +193,6 @@ def test_who_is_silent_leaves_the_word_to_the_first(environment: pytest.MonkeyPa
     for supervised in (False, True):
         if supervised:
             environment.setenv(launch.SUPERVISED, "a run")
-        with pytest.raises(SystemExit), one_a_machine():
+        with pytest.raises(SystemExit), one_error_per_machine():
             raise UsageError("wrong", hint="right")
     assert slept == [launch.PATIENCE]

@@ -55,7 +55,7 @@ def test_notes_on_what_is_seldom_meant(tmp_path: Path) -> None:
     store = str(make_store(tmp_path / "store", cycles(3)))
     options = {"data": {"train": [store, store], "val": store}, "run": {"steps": 20}}
     said = notes(resolve(None, tmp_path / "run", options))
-    assert [word in " ".join(said) for word in ("learned from too", "named twice", "20")] == [
+    assert [word in " ".join(said) for word in ("also a training store", "named twice", "20")] == [
         True
     ] * 3
     fair = {"data": {"train": store}, "run": {"steps": 100}}

@@ -126,7 +126,7 @@ def test_a_dataset_of_others_reads_it(learned: Path) -> None:
         (Column("u1"), [0, 1, 2, 0, 1], "holds 2"),
         (Column("i8"), [0, 1, -1, 0, 1], "holds -1"),
         (Column("f4"), [0, 0.5, 1, 0, 1], "floating-point"),
-        (Column("u1"), [0] * 5, "is 0 everywhere, so there is no token"),
+        (Column("u1"), [0] * 5, "is 0 everywhere, so there is no target"),
     ],
 )
 def test_what_is_no_mask(tmp_path: Path, column: Column, values: Any, what: str) -> None:

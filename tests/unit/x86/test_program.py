@@ -9,7 +9,7 @@ import pytest
 
 from tokmill.base.errors import TokmillError
 from tokmill.x86.image.elf import Elf
-from tokmill.x86.image.image import Section, tidy
+from tokmill.x86.image.image import Section, clipped
 from tokmill.x86.image.program import demangle, open_program, parse_program
 from x86_programs import C_SOURCE, assembled, compiles, pe_file, run, without_sections
 
@@ -128,10 +128,12 @@ def test_sections_that_overlap_are_cut() -> None:
         data = np.arange(size, dtype=np.uint8)
         return Section(name, address, data, data, True)
 
-    parts = tidy([section("b", 110, 20), section("a", 100, 20), section("c", 112, 4)], 1000)
+    parts = clipped([section("b", 110, 20), section("a", 100, 20), section("c", 112, 4)], 1000)
     assert [(p.name, p.address, p.data.tolist()) for p in parts] == [
         ("a", 100, list(range(20))), ("b", 120, list(range(10, 20)))
     ]  # fmt: skip
     # Together they are no larger than the file, and none goes on past the last address.
-    assert sum(len(p.data) for p in tidy([section("a", 0, 90), section("b", 99, 90)], 100)) == 100
-    assert tidy([section("a", (1 << 64) - 5, 90)], 1000)[0].stop == (1 << 64) - 1
+    assert (
+        sum(len(p.data) for p in clipped([section("a", 0, 90), section("b", 99, 90)], 100)) == 100
+    )
+    assert clipped([section("a", (1 << 64) - 5, 90)], 1000)[0].stop == (1 << 64) - 1

@@ -5,7 +5,7 @@ from scipy import sparse
 
 from tokmill.x86.diff.candidates import pairs_of
 from tokmill.x86.diff.evidence import Inlined, weigh
-from tokmill.x86.diff.match_functions import crossed, lost_together
+from tokmill.x86.diff.match_functions import crossed, loss_if_crossed
 from tokmill.x86.features.function_features import MEMBERS, Functions, functions_of, members_of
 from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Edge, Graph
@@ -124,7 +124,7 @@ def test_twins_that_call_each_other_are_crossed_together() -> None:
     calls = sparse.csr_array(([1.0, 1.0], ([0, 1], [4, 5])), shape=(20, 20))
     loss = np.asarray([4, 0, -1, 1, 0, 0, 7], np.float32)
     none = sparse.csr_array((20, 20))
-    found = lost_together((calls, none), pairs, chosen, instead, loss)
+    found = loss_if_crossed((calls, none), pairs, chosen, instead, loss)
     assert found.tolist() == [1, 1, 1, 1, 0, 0, np.inf]
-    found = lost_together((none, none), pairs, chosen, instead, loss)
+    found = loss_if_crossed((none, none), pairs, chosen, instead, loss)
     assert found.tolist() == [2, 2, 0, 0, 0, 0, np.inf]

@@ -115,7 +115,7 @@ def simpoint(
     )
     names = names_of(traces)
     inputs_of = {
-        option: _one_each(option, paths, traces)
+        option: _per_trace(option, paths, traces)
         for option, paths in (("--memory", memory), ("--cpi", cpi), ("--simulated", simulated))
     }
     if out is None and simulated is None and cpi is None:
@@ -156,7 +156,7 @@ def names_of(traces: list[Path]) -> list[str]:
     return list(names)
 
 
-def _one_each(option: str, paths: list[Path] | None, traces: list[Path]) -> list[Path | None]:
+def _per_trace(option: str, paths: list[Path] | None, traces: list[Path]) -> list[Path | None]:
     if not paths:
         return [None] * len(traces)
     if len(paths) != len(traces):

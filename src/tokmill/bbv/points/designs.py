@@ -42,7 +42,7 @@ class Sample:
         return len(self.places)
 
 
-def certainly(shares: Floats, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def certain_intervals(shares: Floats, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Say which intervals have at least the share of a draw, of what the others leave."""
     certain = np.zeros(len(shares), bool)
     while (left := n - int(certain.sum())) > 0:
@@ -56,7 +56,7 @@ def certainly(shares: Floats, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool
 
 def systematic(population: Population, n: int, random: Random) -> Sample:
     """Draw an interval every so many instructions, from a random one on."""
-    certain = certainly(population.shares, n)
+    certain = certain_intervals(population.shares, n)
     places = np.flatnonzero(certain)
     rest = np.flatnonzero(~certain)
     drawn = _steps(population.shares[rest], n - len(places), random)

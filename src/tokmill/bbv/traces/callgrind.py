@@ -142,7 +142,7 @@ def _damaged(path: Path, why: str) -> TokmillError:
     )
 
 
-def put_together(dumps: Sequence[Dump], groups: Sequence[int]) -> list[Dump]:
+def merge_dumps(dumps: Sequence[Dump], groups: Sequence[int]) -> list[Dump]:
     """Return one dump for each run of dumps that begins at a number of `groups`."""
     result = []
     for first, stop in zip(groups, [*groups[1:], len(dumps)], strict=True):

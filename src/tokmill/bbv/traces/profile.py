@@ -22,7 +22,7 @@ from tokmill.base.locks import writing
 from tokmill.base.progress import Progress, elapsed
 from tokmill.bbv.traces.addresses import write_addresses, write_maps
 from tokmill.bbv.traces.block_vectors import BlockVectors, write
-from tokmill.bbv.traces.callgrind import Code, Dump, put_together, read_dump, vectors_of
+from tokmill.bbv.traces.callgrind import Code, Dump, merge_dumps, read_dump, vectors_of
 from tokmill.bbv.traces.cpi import PAGE_FAULTS
 from tokmill.bbv.traces.markers import (
     MARKER,
@@ -261,7 +261,7 @@ def _intervals(
     half = max(1, len(ticks) // 2)
     first, second = ticks[:half].min(axis=0), ticks[-half:].min(axis=0)
     halves = float(np.median(np.abs(first - second) / second))
-    return put_together(dumps, groups), Timed(ticks.min(axis=0), halves, len(ticks), faults)
+    return merge_dumps(dumps, groups), Timed(ticks.min(axis=0), halves, len(ticks), faults)
 
 
 def _table(

@@ -259,7 +259,7 @@ def check_intervals(store: Store) -> None:
         column = store.schema.get(name)
         if column is None or column.per != "token":
             raise UsageError(
-                f"the store has no column {name!r} with a value a token",
+                f"the store has no column {name!r} with a value per token",
                 where=str(store.path),
                 hint="`tokmill build bbv` makes stores of intervals",
             )

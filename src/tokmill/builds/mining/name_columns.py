@@ -68,7 +68,7 @@ def naming(
         for name in given:
             if name not in usable:
                 raise UsageError(
-                    f"{option}: the store has no column {name!r} with one name or number a record",
+                    f"{option}: the store has no column {name!r} with a name or number per record",
                     hint=nearest(name, usable) or f"these: {', '.join(usable) or 'there is none'}",
                 )
         result = tuple(given) or tuple(name for name in default if name in usable)

@@ -49,7 +49,7 @@ def compiled(module: str, flags: Sequence[str] = ()) -> bytes:
     api = plugins.require("iree.compiler.api")
     session = api.Session()
     try:
-        session.set_flags(*FLAGS, *importing.keeping(module), *flags)
+        session.set_flags(*FLAGS, *importing.keep_f64_flags(module), *flags)
     except ValueError as error:
         raise Refused(f"IREE does not know the flag: {error}", hint="see iree-compile") from None
     with session.invocation() as invocation:

@@ -207,7 +207,7 @@ def race(request: dict[str, Any]) -> list[dict[str, Any]]:
     often = [execute.repeats(one) for one in programs]
     since = time.thread_time()
     rounds = 0
-    while _goes_on(rounds, request["runs"], time.thread_time() - since):
+    while _needs_more_rounds(rounds, request["runs"], time.thread_time() - since):
         rounds += 1
         for program, times, entry in zip(programs, often, answer, strict=True):
             # The clock of a virtual machine may stand still for a while.
@@ -216,7 +216,7 @@ def race(request: dict[str, Any]) -> list[dict[str, Any]]:
     return answer
 
 
-def _goes_on(rounds: int, wanted: int, seconds: float) -> bool:
+def _needs_more_rounds(rounds: int, wanted: int, seconds: float) -> bool:
     if rounds < execute.FEWEST:
         return True
     return seconds < LEAST_SECONDS or (rounds < wanted and seconds < MOST_SECONDS)

@@ -29,7 +29,7 @@ _DEEPEST = 8
 """Operations on scalars in a row that are taken along to a problem."""
 
 
-class NothingAlone(TokmillError):
+class NotSchedulable(TokmillError):
     """A module has no operation that can be scheduled alone."""
 
 
@@ -102,7 +102,7 @@ def _checked(modules: Counter[str], names: dict[str, str], into: Cut, where: str
         reasons = Counter[str]()
         for (name, why), count in zip(into.skipped, into.skipped_counts, strict=True):
             reasons[f"{name}: {why}"] += count
-        raise NothingAlone(
+        raise NotSchedulable(
             "no operation of the module can be scheduled"
             + "".join(f"; {count:,} × {reason}" for reason, count in reasons.most_common(3)),
             where=where,

@@ -19,7 +19,7 @@ STACK = 4 << 20
 def check(text: str, where: str, *, whole: bool = True, seconds: float = LIMITS.seconds) -> None:
     """Read a module in a child, as `problem.of_text` does, or as `cut.cut` if not `whole`.
 
-    Raises the errors of these functions but `cut.NothingAlone`, and `TokmillError` if the child
+    Raises the errors of these functions but `cut.NotSchedulable`, and `TokmillError` if the child
     dies of it.
     """
     try:
@@ -46,7 +46,7 @@ def read(text: str, where: str, whole: bool) -> None:
     def run() -> Any:
         try:
             (problem.of_text if whole else cut.cut)(text, where)
-        except cut.NothingAlone:
+        except cut.NotSchedulable:
             pass  # It was read without harm; `cut.cut` says the rest.
         except BaseException as error:
             raised.append(error)

@@ -85,7 +85,7 @@ def of_onnx(path: Path, parameters: Path | None = None, until: float = math.inf)
         check_sizes(imported, str(path))
         _tool(
             COMPILE,
-            [torch, "--compile-to=input", GENERIC, *keeping(imported), "-o", linalg],
+            [torch, "--compile-to=input", GENERIC, *keep_f64_flags(imported), "-o", linalg],
             path,
             "IREE makes no linalg operations of it",
             "another opset, or simpler operations, may pass",
@@ -112,7 +112,7 @@ def _declared(linalg: str, imported: str) -> str:
     return f"{head}{{iree.abi.stub, {said}}}{tail}"
 
 
-def keeping(module: str) -> list[str]:
+def keep_f64_flags(module: str) -> list[str]:
     """Return the flag that keeps tensors of f64 as they are, if a module has any.
 
     IREE's default makes them f32, also those that functions take and return.

@@ -111,7 +111,7 @@ def compare(paths: Sequence[Path], metric: str = "", at: str = "last") -> Compar
     measured_on = [validation(run) if metric.startswith("val_") else None for run in runs]
     keys = [settings_of(run, on) for run, on in zip(runs, measured_on, strict=True)]
     groups = group(measured, keys, at)
-    doubtful, more = doubts(
+    doubtful, more = comparability_notes(
         metric,
         [(m.run, on) for m, on in zip(measured, measured_on, strict=True) if m.value is not None],
     )
@@ -190,7 +190,7 @@ def group(measured: Sequence[Measured], settings: Sequence[dict[str, Any]], at: 
         step = one.step if at != "best" else -1 if one.run.finished else one.run.step
         keys.append((canonical_digest(kept), step, one.value is None))
     groups, names = [], [one.name for one in measured]
-    for numbers, time in seeds_together([one.run for one in measured], keys):
+    for numbers, time in group_by_seed([one.run for one in measured], keys):
         members = [measured[number] for number in numbers]
         values = [member.value for member in members if member.value is not None]
         mean, half = mean_interval(values) if values else (None, None)
@@ -199,7 +199,7 @@ def group(measured: Sequence[Measured], settings: Sequence[dict[str, Any]], at: 
     return groups
 
 
-def seeds_together(
+def group_by_seed(
     runs: Sequence[RunSummary], keys: Sequence[Hashable]
 ) -> list[tuple[list[int], int]]:
     """Return (numbers of runs with equal keys, number of earlier lists with this key).
@@ -311,7 +311,7 @@ def validation(run: RunSummary) -> ValidationStore:
     return ValidationStore(path, path)
 
 
-def doubts(
+def comparability_notes(
     metric: str, runs: Sequence[tuple[RunSummary, ValidationStore | None]]
 ) -> tuple[bool, list[str]]:
     """Return whether values must not be compared, and notes on them.
@@ -325,7 +325,7 @@ def doubts(
     rows = list(dict.fromkeys(rows_of(run) for run, on in runs if on is not None))
     doubtful = False
     per_token = any(word in metric for word in PER_TOKEN)
-    if per_token and (keys := deciding([run for run, _ in runs])):
+    if per_token and (keys := differing_task_keys([run for run, _ in runs])):
         doubtful = True
         notes.append(f"the runs differ in {', '.join(keys)}: their {metric} cannot be compared")
     pools = sorted({pool for run, _ in runs for _, pool in run.points(POOL)[-1:]})
@@ -365,7 +365,7 @@ def doubts(
     return doubtful, notes
 
 
-def deciding(runs: Sequence[RunSummary]) -> list[str]:
+def differing_task_keys(runs: Sequence[RunSummary]) -> list[str]:
     """Return the keys that differ between runs and decide what their tasks predict.
 
     A key that an older run lacks does not differ. Torch is loaded only if other keys do.

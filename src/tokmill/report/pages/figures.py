@@ -12,7 +12,7 @@ from tokmill import plugins
 from tokmill.base.errors import TokmillError, UsageError, check_name, nearest
 from tokmill.base.progress import human_count
 from tokmill.formats.notes import lengths as record_lengths
-from tokmill.report.comparison.compare_runs import common_name, seeds_together, settings_of
+from tokmill.report.comparison.compare_runs import common_name, group_by_seed, settings_of
 from tokmill.report.comparison.comparison_table import csv_text
 from tokmill.report.comparison.run_summaries import RunSummary, read_runs
 from tokmill.report.describe.pickles import PICKLES, lengths_of_pickle
@@ -263,7 +263,7 @@ def curves_of(
     names = short_names([run.path for run in runs])
     keys = [(canonical_digest(settings_of(run)), run.finished) for run in runs]
     series: list[Series] = []
-    for colour, (numbers, _) in enumerate(seeds_together(runs, keys)):
+    for colour, (numbers, _) in enumerate(group_by_seed(runs, keys)):
         label = common_name(numbers, names)
         label += f" ({len(numbers)} seeds)" if len(numbers) > 1 else ""
         members = [runs[number] for number in numbers]

@@ -67,7 +67,7 @@ def tsne(paths: Sequence[Path], column: str = "", vectors: str = "") -> Figure:
         labels = keys_of(store, chosen, column)
     elif not vectors:
         phases = simpoints(matrix, ids).labels[chosen]
-        labels = rare_together(np.asarray([f"phase {phase}" for phase in phases]))
+        labels = merge_rare(np.asarray([f"phase {phase}" for phase in phases]))
     with elapsed(f"t-SNE of {len(chosen):,} vectors"):
         places = embedded(units)
     numbers = store is not None and bool(column) and store.schema[column].dtype != "utf8"
@@ -103,7 +103,7 @@ def phases(paths: Sequence[Path], column: str = "") -> Figure:
     drawn = np.zeros(len(filled), bool)
     drawn[sampled(len(filled))] = True
     filled &= drawn
-    labels = rare_together(np.asarray([f"phase {one}" for one in chosen.labels[filled]]), PHASES)
+    labels = merge_rare(np.asarray([f"phase {one}" for one in chosen.labels[filled]]), PHASES)
     intervals, height = np.flatnonzero(filled).astype(float), height[filled]
     series = [
         Series(label, intervals[labels == label], height[labels == label], number)
@@ -169,7 +169,7 @@ def keys_of(store: Store, records: Array, column: str) -> Array:
     if of_column is None or of_column.per != "record" or of_column.width:
         usable = [name for name, c in store.schema.items() if c.per == "record" and not c.width]
         raise UsageError(
-            f"{column!r} is not a column with a value a record",
+            f"{column!r} is not a column with a value per record",
             where=str(store.path),
             hint=nearest(column, usable),
         )
@@ -180,10 +180,10 @@ def keys_of(store: Store, records: Array, column: str) -> Array:
         words += store.shard(number).strings(column, 0, entry.records)
     labels = np.asarray(words, object)[records].astype(str)
     labels[labels == ""] = "(none)"
-    return rare_together(labels)
+    return merge_rare(labels)
 
 
-def rare_together(labels: Array, most: int = KEYS) -> Array:
+def merge_rare(labels: Array, most: int = KEYS) -> Array:
     names, times = np.unique(labels, return_counts=True)
     rare = names[np.argsort(-times, kind="stable")[most:]]
     if len(rare) > 1:

@@ -12,10 +12,10 @@ from tokmill.rl.commands import rl_eval, rl_search, rl_tune
 from tokmill.rl.commands.rl_problems import (
     Modules,
     Runs,
+    print_faster_baselines,
     print_results,
     problems_of,
     row_of,
-    say_what_is_faster,
 )
 from tokmill.terminal.frame import AsJson
 from tokmill.terminal.output import print_json, print_table, say
@@ -109,7 +109,7 @@ def replay(
         print_json(row)
     else:
         print_results([row])
-        say_what_is_faster([row] * (result.status == "ok"))
+        print_faster_baselines([row] * (result.status == "ok"))
     if result.status != "ok":
         raise TokmillError(
             f"the schedule gave no result: {result.status}, {result.reason}",

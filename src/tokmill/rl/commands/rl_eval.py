@@ -20,8 +20,8 @@ from tokmill.rl.commands.rl_problems import (
     check_best,
     continuing,
     iree_cell,
+    print_faster_baselines,
     problems_of,
-    say_what_is_faster,
     write_best,
 )
 from tokmill.terminal.frame import AsJson, Quiet
@@ -170,7 +170,7 @@ def _print(rows: list[dict[str, Any]], means: dict[str, Any], samples: int) -> N
             f"{human_share(mean['regressions'], 0)} slower, {human_share(mean['failed'], 0)} "
             "without a result"
         )
-    say_what_is_faster([{**row, **row["best"]} for row in rows])
+    print_faster_baselines([{**row, **row["best"]} for row in rows])
 
 
 def _against_iree(rows: list[dict[str, Any]], key: str) -> str:

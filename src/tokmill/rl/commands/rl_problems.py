@@ -201,7 +201,7 @@ def iree_cell(row: dict[str, Any]) -> str:
     return f"{row[IREE]:.5g}" if math.isfinite(row[IREE]) else str(row["iree_status"])
 
 
-def say_what_is_faster(rows: list[dict[str, Any]]) -> None:
+def print_faster_baselines(rows: list[dict[str, Any]]) -> None:
     """Say of each row whether no schedule, or IREE's default, is faster than what was found."""
     for one in rows:
         if one["status"] != "ok":

@@ -17,10 +17,10 @@ from tokmill.rl.commands.rl_problems import (
     Runs,
     check_best,
     continuing,
+    print_faster_baselines,
     print_results,
     problems_of,
     row_of,
-    say_what_is_faster,
     write_best,
 )
 from tokmill.terminal.frame import AsJson, Quiet
@@ -80,7 +80,7 @@ def search(
         )
         return
     print_results(rows)
-    say_what_is_faster(rows)
+    print_faster_baselines(rows)
     if cached and cache is not None:
         say(f"{human_count(cached, 'result')} from the cache")
 

@@ -97,7 +97,7 @@ def tune(
         given = _read(model, module, weights, parameters, until)
         from tokmill.mlir.iree import tune as tuning
         from tokmill.mlir.iree.compiler import FLAGS, generalized
-        from tokmill.mlir.modules.importing import keeping
+        from tokmill.mlir.modules.importing import keep_f64_flags
 
         with contextlib.nullcontext() if quiet else elapsed(lambda: line):
             # The printed line is for IREE, so what it reads is what is tuned.
@@ -112,7 +112,7 @@ def tune(
         path = given.path
         if path is None or result.module != given.text or path.suffix != ".mlir":
             path = write_file(module, result.module)
-    flags = [*FLAGS, *keeping(result.module), *result.best.way.flags]
+    flags = [*FLAGS, *keep_f64_flags(result.module), *result.best.way.flags]
     _print(result, shlex.join(["iree-compile", str(path), "-o", "MODULE.vmfb", *flags]), as_json)
 
 
@@ -168,7 +168,7 @@ def _length(text: str, where: str, until: float) -> int:
     check(text, where, whole=False, seconds=max(0.0, until - time.monotonic()))
     try:
         return max(int(problem.length) for problem in cut.cut(text, where).problems)
-    except cut.NothingAlone:
+    except cut.NotSchedulable:
         # What stands in a loop or a branch is part of the whole model all the same: no sum over a
         # dimension of its tensors is longer than the largest one.
         shapes = re.findall(r"tensor<((?:\d+x)+)", text)

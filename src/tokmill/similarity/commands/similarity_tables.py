@@ -99,11 +99,9 @@ def _print_pool(row: Row, pool: int) -> None:
     )
     first = here[0].values[METRICS[0]]
     if first.projects:
-        print(
-            "95 %: of means over functions and over projects that are drawn again, the wider ends"
-        )
+        print("95 %: bootstrap over functions and over projects, the wider ends")
     elif first.functions:
-        print("95 %: of means over functions that are drawn again")
+        print("95 %: bootstrap over functions")
 
 
 def _say_remarks(evaluation: Evaluation, pool: int | None) -> None:
@@ -125,7 +123,7 @@ def _say_remarks(evaluation: Evaluation, pool: int | None) -> None:
             some = human_count(method.zeros, "function")
             say(
                 f"note: {method.name}: {some} of {evaluation.functions:,} with a vector of zeros, "
-                "which has the score 0 with every other"
+                "whose scores are all 0"
             )
 
 

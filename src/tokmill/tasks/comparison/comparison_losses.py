@@ -306,7 +306,7 @@ def roles_of(columns: Iterable[tuple[str, int]]) -> Array:
     return np.asarray(roles, np.int64)
 
 
-def asking_entries(entry: Array, values: Mapping[str, Array]) -> int:
+def query_entries(entry: Array, values: Mapping[str, Array]) -> int:
     """Return the number of entries with at least two similar rows; entry -1 is none."""
     positives = entry[(entry >= 0) & (values["role"] != OTHER)]
     return int(np.count_nonzero(np.bincount(positives) > 1)) if len(positives) else 0

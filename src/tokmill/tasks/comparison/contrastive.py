@@ -23,11 +23,11 @@ from tokmill.store.store import Store
 from tokmill.tasks.comparison.comparison_losses import (
     ANCHOR,
     RELATIONS,
-    asking_entries,
     circle,
     entry_rows,
     in_batch,
     over_entries,
+    query_entries,
     rank_metrics,
     reference_columns,
     relations,
@@ -162,7 +162,7 @@ class Contrastive(Task):
 
     def count(self, batch: Batch) -> int:
         """Return the number of entries with two similar rows."""
-        return asking_entries(batch.entry, batch.values)
+        return query_entries(batch.entry, batch.values)
 
     def example(self, rows: int) -> Tensors:
         batch = super().example(rows)

@@ -93,7 +93,7 @@ def train(
     from tokmill.text.documents import iter_documents
     from tokmill.text.learning.train_tokenizer import train_tokenizer
     from tokmill.text.learning.train_wordpiece import train_wordpiece
-    from tokmill.text.tokenizers.tokenizer import check_beside
+    from tokmill.text.tokenizers.tokenizer import check_sibling_files
 
     given = {"--pattern": pattern != "gpt2", "--tie-break": tie_break != "first"}
     given |= {"--no-special": no_special, "--engine": engine not in ("auto", "tokenizers")}
@@ -104,7 +104,7 @@ def train(
     begun = time.monotonic()
     kind = kind or _kind(inputs)
     with writing(path):
-        check_beside(path)
+        check_sibling_files(path)
         seen = Seen(chain.from_iterable(iter_documents(inputs, kind, _options(kind, set_, field))))
         if model == "wordpiece":
             tokenizer = train_wordpiece(seen, vocab_size, special or (), cased=cased)

@@ -69,7 +69,7 @@ def word_splitter(pattern: str) -> Any:
         ) from None
 
 
-def gave_up(why: object, pattern: str) -> TokmillError:
+def pattern_error(why: object, pattern: str) -> TokmillError:
     """Return the error of a pattern that `tokenizers` could not follow to the end."""
     return TokmillError(
         f"tokenizers gave up: {why}",
@@ -95,7 +95,7 @@ def count_words(
                 with no_panic():
                     words.update(word for word, _ in splitter.pre_tokenize_str(piece))
             except Panic as error:
-                raise gave_up(error, pattern) from None
+                raise pattern_error(error, pattern) from None
             except (TypeError, UnicodeEncodeError):
                 raise TokmillError(
                     f"a record holds a lone surrogate: {piece[:40]!r}",

@@ -26,7 +26,7 @@ from tokmill.text.learning.bpe import (
     TieBreak,
     check_request,
     count_words,
-    gave_up,
+    pattern_error,
     train_words,
     word_splitter,
 )
@@ -230,7 +230,7 @@ def _with_tokenizers(
     try:
         raw = _in_child("tokenizers", str(spool.path), vocab_size, specials, own)
     except ChildError as error:
-        raise gave_up(error.what.removeprefix("Panic: "), pattern) from None
+        raise pattern_error(error.what.removeprefix("Panic: "), pattern) from None
     data = tokenizer_json.parse(raw, "tokenizers")
     return [
         (tokenizer_json.unalias(left) or b"", tokenizer_json.unalias(right) or b"")
@@ -264,7 +264,7 @@ def noted(options: Learned, tokenizer: Tokenizer) -> Learned:
     return msgspec.structs.replace(options, sha256=files.pop("tokenizer.json"), files=files)
 
 
-def write_beside(folder: Path, note: Learned) -> None:
+def write_training_note(folder: Path, note: Learned) -> None:
     file = folder / "tokenizer.json"
     for name, data in Tokenizer.from_json(read_file(file), str(file)).files().items():
         path = folder / name
@@ -301,7 +301,7 @@ def learned_tokenizer(
                 where=str(path),
                 hint="choose another folder, or remove this one",
             )
-        write_beside(folder, before)
+        write_training_note(folder, before)
         return path, False
     make_folder(folder)
     texts = chain.from_iterable(iter_documents(inputs, kind, options))

@@ -50,7 +50,7 @@ def train_wordpiece(
         kept = _characters(spool, trained)
         if not kept:
             raise no_text()
-        first = [*special, *kept, *(INSIDE + c for c in kept if _goes_on(trained, c))]
+        first = [*special, *kept, *(INSIDE + c for c in kept if _continues_word(trained, c))]
         if len(first) > vocab_size:
             raise UsageError(
                 f"a vocabulary of {vocab_size} is too small for {len(special)} special tokens and "
@@ -88,7 +88,7 @@ def _characters(texts: Iterable[str], tokenizer: Any) -> list[str]:
     return sorted(c for _, c in sorted(characters)[:ALPHABET])
 
 
-def _goes_on(tokenizer: Any, character: str) -> bool:
+def _continues_word(tokenizer: Any, character: str) -> bool:
     return len(list(_words(tokenizer, f"a{character}"))) == 1
 
 

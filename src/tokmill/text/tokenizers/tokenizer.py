@@ -268,10 +268,10 @@ class Tokenizer:
         path = Path(path)
         if path.is_dir() or not path.suffix:
             path = path / "tokenizer.json"
-        check_beside(path)
+        check_sibling_files(path)
         make_folder(path.parent)
         *rest, (_, data) = self.files(roles, segments=segments).items()
-        # `check_beside` knows by the first one what a killed writer has left.
+        # `check_sibling_files` knows by the first one what a killed writer has left.
         for name, content in reversed(rest):
             write_file(path.with_name(name), content)
         return write_file(path, data)
@@ -307,7 +307,7 @@ def _json(value: object) -> bytes:
     return (json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode()
 
 
-def check_beside(path: Path) -> None:
+def check_sibling_files(path: Path) -> None:
     """Refuse to replace files beside a tokenizer.json that tokmill did not write.
 
     tokmill's files are recognised by `model_max_length` of tokenizer_config.json: transformers

@@ -243,7 +243,7 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
     raw = read_file(path)
     if not raw:
         raise TokmillError("the file is empty", where=str(path), hint="give a tokenizer.json")
-    settings = _beside(path)
+    settings = _sibling_files(path)
     if path.name.endswith("vocab.txt"):
         data = read_vocab_txt(raw, path, settings)
     else:
@@ -254,7 +254,7 @@ def read(path: Path | str) -> tuple[dict[str, Any], dict[str, str]]:
     return data, _roles(data, settings)
 
 
-def _beside(path: Path) -> dict[str, Any]:
+def _sibling_files(path: Path) -> dict[str, Any]:
     """Return what the files of transformers beside a tokenizer say, as one object.
 
     As there, the others count only beside a configuration that lists no added tokens, and win.

@@ -205,7 +205,7 @@ def parse(raw: bytes | str, where: str) -> dict[str, Any]:
     return dict(data)
 
 
-def beside_model(raw: bytes) -> dict[str, Any]:
+def settings_without_model(raw: bytes) -> dict[str, Any]:
     """Return what a valid tokenizer.json has besides the model, which is nearly all of it."""
     parts = loads_json(raw, dict[str, msgspec.Raw])
     return {key: loads_json(bytes(part)) for key, part in parts.items() if key != "model"}
@@ -420,7 +420,7 @@ BLANK = ({"String": " "}, SPACE)
 
 def lossy_step(raw: bytes) -> str:
     """Return the first step of a tokenizer.json after which different texts are equal, or ""."""
-    data = beside_model(raw)
+    data = settings_without_model(raw)
     keys = ("normalizer", "pre_tokenizer")
     steps = [step for key in keys for step in flatten(data.get(key), STEPS[key])]
     for step in steps:

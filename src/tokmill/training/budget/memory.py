@@ -326,7 +326,7 @@ def estimate(
     pace: dict[str, Any] = {"seconds_per_step": None} if timed else {}
     # A step in an environment takes as long as the environment does.
     if timed and kind.reads_stores:
-        seconds = seconds_a_step(config, inputs, micro, -(-share // micro), flops * task.length)
+        seconds = seconds_per_step(config, inputs, micro, -(-share // micro), flops * task.length)
         part = computed(feed, task, config, processes) if seconds is not None and feed else 1.0
         pace["seconds_per_step"] = seconds and seconds * part
     return {
@@ -392,7 +392,7 @@ def padding(source: Rows) -> float:
     return 1 - int((spans.stop - spans.start).sum()) / (rows * source.length)
 
 
-def seconds_a_step(
+def seconds_per_step(
     config: TrainConfig, inputs: Inputs, rows: int, parts: int, flops: float
 ) -> float | None:
     """Return the seconds of forward and backward of a step in one process; None: not measured.

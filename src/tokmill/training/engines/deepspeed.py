@@ -25,7 +25,7 @@ from tokmill.training.engines.devices.device import Precision, moved, pick_devic
 from tokmill.training.engines.engine import Learner, Pull
 from tokmill.training.engines.optimisers.optim import STEP
 from tokmill.training.engines.several import Several, peers
-from tokmill.training.launch import one_a_machine, place
+from tokmill.training.launch import one_error_per_machine, place
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 from tokmill.training.recipe.deepspeed_config import FILE, all_settings, stage_of
 
@@ -45,7 +45,7 @@ class DeepSpeed(Several):
                 where="run.compile",
                 hint="--engine ddp, or --set run.compile=false",
             )
-        with one_a_machine():
+        with one_error_per_machine():
             self.package = load_deepspeed(pick_device(config.device, place()))
         self.table, self.stage = table, stage_of(table)
         super().__init__(config, settings)

@@ -38,7 +38,7 @@ from tokmill.training.engines.tensors import (
     unfit,
     write_tensors,
 )
-from tokmill.training.launch import one_a_machine, place
+from tokmill.training.launch import one_error_per_machine, place
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 
 Pull = Tensor | Callable[[dict[str, Tensor]], Tensor]
@@ -165,7 +165,7 @@ class Engine:
         """Return the sums of some numbers over all processes."""
         return list(values)
 
-    def meet(self) -> None:
+    def barrier(self) -> None:
         """Wait until every process calls this."""
         self.total([0.0])
 
@@ -280,7 +280,7 @@ def make_engine(config: RunConfig, settings: EngineConfig | None = None) -> Engi
     name = config.engine
     if name == "auto":
         name = "ddp" if world > 1 else "single"
-    with one_a_machine():
+    with one_error_per_machine():
         if world > 1 and name == "single":
             raise UsageError(
                 f"the engine single is one process, and {world} were started",

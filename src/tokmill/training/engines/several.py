@@ -32,7 +32,7 @@ from tokmill.training.launch import (
     check_host,
     interface_to,
     place,
-    told_when_waiting,
+    report_waiting,
 )
 from tokmill.training.recipe.config import EngineConfig, OptimConfig, RunConfig
 
@@ -55,7 +55,7 @@ way. DeepSpeed's processes could abort at their end; since its groups are kept t
 been seen again."""
 
 
-class LostPeer(MachineError):
+class LostProcess(MachineError):
     """Another process of the training is gone."""
 
 
@@ -100,7 +100,7 @@ class Several(Engine):
     @contextlib.contextmanager
     def lead(self, context: AbstractContextManager[None]) -> Iterator[None]:
         with context if self.rank == 0 else contextlib.nullcontext():
-            self.meet()
+            self.barrier()
             yield
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -108,8 +108,8 @@ class Several(Engine):
         if error is None:
             try:
                 # Rank 0 may still write.
-                self.meet()
-            except LostPeer as lost:
+                self.barrier()
+            except LostProcess as lost:
                 self._leave(lost)
                 raise
             self._part_ways()
@@ -129,7 +129,7 @@ class Several(Engine):
                     # gloo takes the address of the machine's own name, which may be 127.0.0.1.
                     os.environ.setdefault("GLOO_SOCKET_IFNAME", device)
             try:
-                with peers(), told_when_waiting(f"the first process, at {host}:{port}"):
+                with peers(), report_waiting(f"the first process, at {host}:{port}"):
                     store, _, _ = next(rendezvous("env://", self.rank, self.world))
             except ValueError as error:
                 raise UsageError(
@@ -138,7 +138,7 @@ class Several(Engine):
                 ) from error
         self.store = PrefixStore(f"tokmill/{next(_runs)}", store)
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        with peers(), told_when_waiting(f"{self.world - 1} other processes"):
+        with peers(), report_waiting(f"{self.world - 1} other processes"):
             dist.init_process_group(
                 backend, store=self.store, rank=self.rank, world_size=self.world
             )
@@ -167,7 +167,7 @@ class Several(Engine):
             if isinstance(error, Interrupted) and self.rank > 0:
                 # Rank 0 reports it, after it has written its files.
                 self.store.wait([ENDED])
-            if isinstance(error, LostPeer):
+            if isinstance(error, LostProcess):
                 # The peer reports the reason, if it was not killed.
                 with contextlib.suppress(dist.DistStoreError):
                     self.store.wait([ENDED], WORD)
@@ -176,20 +176,20 @@ class Several(Engine):
             pass  # The store went with its process.
         if teller != self.rank:
             raise SystemExit(code) from None
-        if isinstance(error, LostPeer) and LAUNCHED in os.environ:
+        if isinstance(error, LostProcess) and LAUNCHED in os.environ:
             raise SystemExit(LOST) from None
 
 
 @contextlib.contextmanager
 def peers() -> Iterator[None]:
-    """Turn torch's errors about other processes into `LostPeer`."""
+    """Turn torch's errors about other processes into `LostProcess`."""
     try:
         yield
     except RuntimeError as error:
         text = str(error)
         if not isinstance(error, dist.DistError) and not any(word in text for word in LOST_WORDS):
             raise
-        raise LostPeer(
+        raise LostProcess(
             "another process of the training has ended, or cannot be reached",
             hint="if it left no message, it was killed, perhaps because memory ran out; "
             "the same command continues from the newest checkpoint",
@@ -211,7 +211,7 @@ class Ddp(Several):
     ) -> dict[str, Tensor]:
         """Run forward and backward; gradients are exchanged after the last micro-batch."""
         if not self.rehearsed:
-            self._rehearse(batch, pull)
+            self._warm_up_backward(batch, pull)
         with contextlib.nullcontext() if last else self.learner.no_sync(), peers():
             # DDP divides by the number of processes.
             return super().micro(batch, last, scale * self.world, pull)
@@ -223,7 +223,7 @@ class Ddp(Several):
                 self.plain, forward_sync_buffers=False, gradient_as_bucket_view=True
             )
 
-    def _rehearse(self, batch: Tensors, pull: Pull | None) -> None:
+    def _warm_up_backward(self, batch: Tensors, pull: Pull | None) -> None:
         """Run one backward pass without any effect, before the first real one.
 
         After its first backward pass DDP changes the order in which gradients are exchanged. With

@@ -80,8 +80,8 @@ def resolve(
     if alone:
         value, files = {}, [str(recipe), *files]
     elif recipe is not None:
-        value, where = read_given(recipe, named=names_stores(options))
-    elif not (before or files or names_stores(options)) and kinds_of(options) == kinds_of({}):
+        value, where = read_given(recipe, named=has_store_options(options))
+    elif not (before or files or has_store_options(options)) and kinds_of(options) == kinds_of({}):
         raise UsageError(
             "there is neither a recipe nor a store, and no run to continue",
             where=str(out),
@@ -170,7 +170,7 @@ def named_after(
     return error
 
 
-def names_stores(options: Mapping[str, Any]) -> bool:
+def has_store_options(options: Mapping[str, Any]) -> bool:
     data = options.get("data")
     return isinstance(data, Mapping) and bool(data.get("train"))
 
@@ -338,7 +338,7 @@ def notes(config: TrainConfig) -> list[str]:
     """Return notes on settings that are allowed but probably not intended."""
     lines = []
     if config.data.val and config.data.val in config.data.stores:
-        lines.append("the validation store is learned from too: its loss says little")
+        lines.append("the validation store is also a training store: its loss is not held-out")
     if len(set(config.data.stores)) < len(config.data.stores):
         lines.append("a store is named twice, so it is read twice as often")
     for part in (config.model, config.task):
@@ -352,8 +352,8 @@ def notes(config: TrainConfig) -> list[str]:
         )
     if config.run.steps <= config.optim.warmup:
         lines.append(
-            f"the learning rate rises for optim.warmup = {config.optim.warmup} steps, and the run "
-            f"ends after {config.run.steps}"
+            f"optim.warmup = {config.optim.warmup} is not below run.steps = {config.run.steps}: "
+            "the peak learning rate is not reached"
         )
     if config.engine.deepspeed and config.run.engine != "deepspeed":
         lines.append(

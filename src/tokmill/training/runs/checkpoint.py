@@ -121,11 +121,11 @@ def save_checkpoint(
                     shutil.rmtree(path)
         make_folder(private)
     try:
-        engine.meet()
+        engine.barrier()
         digests = engine.save(private)
         write_file(private / f"rng-{engine.rank:05d}.json", msgspec.json.encode(random_states()))
         save_extra(private / f"task-{engine.rank:05d}.safetensors", task)
-        engine.meet()
+        engine.barrier()
         if engine.rank == 0:
             state.world, state.engine, state.machine = engine.world, engine.name, machine(engine)
             state.run = run_id(run)

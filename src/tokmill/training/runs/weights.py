@@ -155,7 +155,7 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
     if before["task"]["kind"] != config.task.kind:
         if (note := task.start_from(place)) is not None:
             return note
-        return notes + take_what_fits(task, weights / MODEL, of_model, place)
+        return notes + load_matching(task, weights / MODEL, of_model, place)
     try:
         load_from(task, weights / MODEL)
     except MachineError:
@@ -168,7 +168,7 @@ def start_from(task: Task, place: Path, facts: Facts, config: TrainConfig) -> li
     return notes
 
 
-def take_what_fits(task: Task, file: Path, of_model: Mapping[str, str], place: Path) -> list[str]:
+def load_matching(task: Task, file: Path, of_model: Mapping[str, str], place: Path) -> list[str]:
     """Load the weights with equal names from another task; return notes on the others.
 
     of_model: the keys of the model that differ. The models must be equal, but for weights that

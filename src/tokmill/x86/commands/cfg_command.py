@@ -62,7 +62,7 @@ def cfg(
 
 def _lines(out: Path, report: Any) -> list[str]:
     counts = [
-        f"{human_count(report.made + report.kept, 'program')} ({report.kept:,} there already)",
+        f"{human_count(report.made + report.kept, 'program')} ({report.kept:,} unchanged)",
         human_count(report.functions, "function"),
         human_count(report.blocks, "block"),
         human_count(report.instructions, "instruction"),

@@ -82,7 +82,7 @@ def print_programs(
         else:
             print("no instruction differs; what they refer to is not known")
     for what, count in diff.left_out.items():
-        print(f"not looked at: {count:,} {what}{MEANING.get(what, '')}")
+        print(f"not analysed: {count:,} {what}{MEANING.get(what, '')}")
 
 
 def _print_other(changes: ProgramChanges) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from tokmill.store.checks.hashes import mix
 from tokmill.store.schema import Array
 from tokmill.x86.diff.result import Reason
-from tokmill.x86.diff.same import once_in_both
+from tokmill.x86.diff.same import unique_in_both
 from tokmill.x86.features.bags import (
     Bag,
     bag,
@@ -122,7 +122,7 @@ def _portions(
     # And blocks whose content occurs once in both.
     more = [np.zeros((3, 0), np.int64)]
     for one in np.flatnonzero(large).tolist():
-        at, to = once_in_both(
+        at, to = unique_in_both(
             a.hashes[low_a[one] :][: rows[one]], b.hashes[low_b[one] :][: columns[one]]
         )
         line = starts[one] + at

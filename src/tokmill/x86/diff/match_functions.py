@@ -161,7 +161,7 @@ class _Matcher:
         other = probability.copy()
         other[instead], other[chosen] = probability[chosen], probability[instead]
         loss = logit[chosen] - self.look(pairs, self.around(pairs, other))[instead]
-        loss = lost_together((self.a.calls, self.b.calls), pairs, chosen, instead, loss)
+        loss = loss_if_crossed((self.a.calls, self.b.calls), pairs, chosen, instead, loss)
         # The factors fit programs that were learned from.
         share = (1 / (1 + 1.01 * np.exp(-2 * loss))).astype(np.float32)
         return np.minimum(probability[chosen], share)
@@ -297,7 +297,7 @@ def crossed(pairs: Pairs, chosen: Array, own: Array) -> Array:
     return np.where(twin[twin] == number, instead, chosen)
 
 
-def lost_together(calls: Any, pairs: Pairs, chosen: Array, instead: Array, loss: Array) -> Array:
+def loss_if_crossed(calls: Any, pairs: Pairs, chosen: Array, instead: Array, loss: Array) -> Array:
     """Return what twins that call each other or lie side by side lose if all of them are crossed.
 
     (M,) f8, the mean of their `loss`, as neighbours decide about each other; others get infinity.

@@ -21,8 +21,8 @@ from tokmill.x86.diff.same import (
     content_of,
     function_hashes,
     names_of,
-    once_in_both,
     same_names,
+    unique_in_both,
 )
 from tokmill.x86.features.function_features import Functions, functions_of, members_of
 from tokmill.x86.features.tables import tables_of
@@ -63,7 +63,7 @@ def diff_graphs(a: Graph, b: Graph, *, names: bool = True) -> Diff:
     features = functions_of(a), functions_of(b)
     contents = content_of(a, features[0]), content_of(b, features[1])
     alone = _alone(a, contents[0]), _alone(b, contents[1])
-    code = once_in_both(*alone)
+    code = unique_in_both(*alone)
     long = np.diff(a.block_instructions[a.function_blocks])[code[0]] >= LONG
     given = _given(a, b, (code[0][long], code[1][long]), names)
     tables = tables_of(a), tables_of(b)

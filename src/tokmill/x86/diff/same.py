@@ -178,7 +178,7 @@ def _add_pairs(
             taken.add(other[0])
 
 
-def once_in_both(a: Array, b: Array) -> tuple[Array, Array]:
+def unique_in_both(a: Array, b: Array) -> tuple[Array, Array]:
     """Return the pairs (places in A, ascending, and in B) of values that both have once."""
     (values_a, first_a), (values_b, first_b) = once(a), once(b)
     _, at_a, at_b = np.intersect1d(values_a, values_b, assume_unique=True, return_indices=True)

@@ -329,7 +329,7 @@ class Seen(NamedTuple):
     hint: str = ""
 
 
-def look_at(
+def map_graphs(
     look: Callable[[Graph], Any],
     files: Sequence[InputFile],
     *,

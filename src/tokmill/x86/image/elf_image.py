@@ -29,12 +29,12 @@ from tokmill.x86.image.image import (
     NONE,
     Program,
     Section,
+    clipped,
     distinct,
     member,
     name_functions,
     numbers_at,
     refuse_cut,
-    tidy,
 )
 
 PAGE, LARGEST = 1 << 12, 1 << 40
@@ -68,7 +68,7 @@ def read_elf(data: Array, path: str) -> Program:
         layout, sections = placed(elf, tables)
     else:
         layout, sections = None, _mapped(elf) or _segments(elf)
-    sections = tidy(sections, len(data))
+    sections = clipped(sections, len(data))
     program = Program(path, "ELF", elf.kind, elf.bits, elf.width // 8, sections)
     program.fixed = elf.kind == "executable"
     if layout:

@@ -264,7 +264,7 @@ class Program:
         return place[here].astype(np.int64), here
 
 
-def tidy(sections: list[Section], size: int) -> list[Section]:
+def clipped(sections: list[Section], size: int) -> list[Section]:
     """Return sections in order of address, without overlap and no larger than the file together.
 
     In a sound file nothing overlaps; a damaged one must not cost more memory than a sound one.

@@ -11,7 +11,7 @@ import numpy as np
 from tokmill import plugins
 from tokmill.base.errors import TokmillError
 from tokmill.store.schema import Array
-from tokmill.x86.image.image import Program, Section, Unwind, name_functions, refuse_cut, tidy
+from tokmill.x86.image.image import Program, Section, Unwind, clipped, name_functions, refuse_cut
 
 MAGIC = b"MZ"
 MACHINES = {
@@ -74,7 +74,7 @@ def _read(data: Array, path: str) -> Program:
         execute = bool(flags & EXECUTE)
         sections.append(Section(_name(one), address, part, part, execute))
         sections[-1].constant = not flags & WRITE
-    sections = tidy(sections, len(data))
+    sections = clipped(sections, len(data))
     if not any(section.execute for section in sections):
         raise TokmillError("it holds no code", where=path, hint="does it hold resources only?")
     bits = BITS[machine]

@@ -16,7 +16,7 @@ from tokmill.base.files import make_folder, write_file
 from tokmill.builds.scan import FolderOptions
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.lifting import Seen, find_inputs, look_at
+from tokmill.x86.graphs.lifting import Seen, find_inputs, map_graphs
 from tokmill.x86.tokens.canonical import LONGEST, names
 from tokmill.x86.tokens.vocabularies.count import nothing_read, parts
 
@@ -75,7 +75,7 @@ def collect(
     tables: dict[Literal[32, 64], _Table] = {}
     programs = instructions = 0
     refused: dict[str, Seen] = {}
-    for seen in look_at(
+    for seen in map_graphs(
         distinct, files, levels=levels, workers=workers, title="instructions", quiet=quiet
     ):
         if seen.refused:

@@ -107,7 +107,7 @@ class BertAdam(torch.optim.Optimizer):
         first, second = self.betas
         for group in self.param_groups:
             weights = [weight for weight in group["params"] if weight.grad is not None]
-            for some in some_at_a_time(weights):
+            for some in weight_groups(weights):
                 moments, squares = self._moments(some)
                 gradients = [weight.grad for weight in some if weight.grad is not None]
                 torch._foreach_mul_(moments, first)
@@ -130,7 +130,7 @@ class BertAdam(torch.optim.Optimizer):
         return first, second
 
 
-def some_at_a_time(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def weight_groups(weights: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     some: list[Tensor] = []
     size = 0
     for weight in weights:

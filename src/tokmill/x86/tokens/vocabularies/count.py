@@ -13,7 +13,7 @@ from tokmill.base.errors import TokmillError
 from tokmill.builds.scan import FolderOptions
 from tokmill.store.schema import Array
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.lifting import Seen, find_inputs, look_at
+from tokmill.x86.graphs.lifting import Seen, find_inputs, map_graphs
 from tokmill.x86.tokens.rules import COLUMNS, DecodeError, make_rules
 from tokmill.x86.tokens.templates import Templates
 
@@ -58,7 +58,7 @@ def count_programs(
     programs = instructions = 0
     refused: dict[str, Seen] = {}
     look = functools.partial(count_graph, rules)
-    for seen in look_at(look, files, levels=levels, workers=workers, title=title, quiet=quiet):
+    for seen in map_graphs(look, files, levels=levels, workers=workers, title=title, quiet=quiet):
         if seen.refused:
             refused[seen.program] = seen
             continue
