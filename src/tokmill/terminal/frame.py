@@ -184,6 +184,10 @@ def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
     return flowing(typer.main.get_command(app))
 
 
+PATHS = ("tokenizer", "out")
+"""Options that are paths also where their type is text."""
+
+
 def flowing(command: Any) -> Any:
     """Join the lines of each paragraph of a command's help: the terminal breaks them anew.
 
@@ -195,7 +199,7 @@ def flowing(command: Any) -> Any:
     def parse_args(context: Any, words: list[str]) -> Any:
         values, _, order = command.make_parser(context).parse_args([*words])
         for one, times in Counter(order).items():
-            value, is_path = values[one.name], one.type.name == "path" or one.name == "tokenizer"
+            value, is_path = values[one.name], one.type.name == "path" or one.name in PATHS
             if is_path and "" in (value if isinstance(value, list | tuple) else (value,)):
                 what = one.opts[-1] if one.param_type_name == "option" else one.name.upper()
                 raise UsageError(f"{what} has no name", hint="is a variable empty?")
