@@ -22,11 +22,7 @@ from tokmill.store.schema import RESERVED, Array, Column, Records, Schema, Strin
 from tokmill.text.encoding.encoders import make_encoder, utf8_buffer
 from tokmill.text.make_document import Documents, TextOptions, select
 from tokmill.text.record_blocks import EXPANDS, is_stream
-from tokmill.text.tokenizers.tokenizer_json import (
-    added_tokens,
-    beside_model,
-    template_tokens,
-)
+from tokmill.text.tokenizers.tokenizer_json import added_tokens, beside_model, template_tokens
 
 
 class Encoder(ABC):

@@ -30,11 +30,7 @@ app = typer.Typer(
 
 Tok = Annotated[
     str,
-    typer.Option(
-        "--tokenizer",
-        "-t",
-        help="tokenizer.json or its folder, or a vocab.txt.",
-    ),
+    typer.Option("--tokenizer", "-t", help="tokenizer.json or its folder, or a vocab.txt."),
 ]
 
 Out = Annotated[str, typer.Option("-o", "--out", help="The tokenizer.json, or a folder.")]

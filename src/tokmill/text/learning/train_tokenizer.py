@@ -14,13 +14,7 @@ from tokmill import plugins
 from tokmill.base.children.child import Limits
 from tokmill.base.children.child_calls import ChildDied, ChildError, call
 from tokmill.base.errors import MissingExtraError, TokmillError, UsageError, nearest, shell_word
-from tokmill.base.files import (
-    machine_errors,
-    make_folder,
-    read_file,
-    sha256_file,
-    write_file,
-)
+from tokmill.base.files import machine_errors, make_folder, read_file, sha256_file, write_file
 from tokmill.base.progress import elapsed
 from tokmill.store.manifest import read_checked, with_checksum
 from tokmill.store.marks import is_store
