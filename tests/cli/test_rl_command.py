@@ -34,7 +34,7 @@ def test_what_a_folder_has_besides_modules_is_counted(here: Here, tmp_path: Path
         (["rl", "tune", "pipe.onnx", "-o", "spec"], 1, "neither a file nor a folder"),
         (["rl", "tune", "relu 8", "-o", "."], 2, "no file but a folder"),
         (["rl", "tune", "relu 8", "-o", ".."], 2, "no file but a folder"),
-        (["rl", "tune", "relu 8", "-o", ""], 2, "no file but a folder"),
+        (["rl", "tune", "relu 8", "-o", ""], 2, "--out is empty"),
         (["rl", "tune", "relu 8", "-o", "folder"], 2, "no file but a folder"),
         (["rl", "tune", "relu 8", "-o", "spec", "--max-time", "1e308"], 2, "is not a time"),
         (["rl", "search", "relu 8", "--seed", str(1 << 63)], 2, "--seed"),

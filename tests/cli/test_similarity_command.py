@@ -169,7 +169,8 @@ def test_baselines_of_a_store_of_graphs(here: Here, graphs: Path) -> None:
 
 def test_a_store_without_graphs_has_no_baselines(here: Here, made: Path) -> None:
     command = ("similarity", "eval", made / "s", "--min-blocks", "3")
-    assert "no baselines but chance" in here(*command)[1]
+    assert "note: no baselines but chance" in here(*command)[1]
+    assert "no baselines but chance" in here(*command, "--baseline", "facts", code=2)[1]
     assert (
         "only tokens are known"
         in here("similarity", "query", made / "s", "--function", "walk", "--level", "O0", code=2)[1]

@@ -118,6 +118,7 @@ def test_a_byte_order_mark_is_no_text_as_in_a_build(tokmill: Run, trained: Path)
             2,
             "given 2 times",
         ),
+        (["train", "a.txt", "-o", "", "--vocab-size", 300], 2, "--out is empty"),
         (["train", "a.txt", "-o", "t.json", "--vocab-size", 300, "--pattern", "gpt3"], 2, "gpt2"),
         (["train", "a.txt", "-o", "t.json", "--vocab-size", 300, "--kind", "pdf"], 2, "pdf"),
         (["train", "a.txt", "b.jsonl", "-o", "t.json", "--vocab-size", 300], 2, "several kinds"),

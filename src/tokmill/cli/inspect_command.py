@@ -154,10 +154,7 @@ def plot(
 
 
 def report(
-    paths: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN…", help="Runs, and folders of runs."),
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Runs, and folders of runs.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="PAGE", help="An .html file.")],
     watch: Annotated[
         int,

@@ -22,12 +22,7 @@ def import_(
     ],
     out: Annotated[
         Path,
-        typer.Option(
-            "-o",
-            "--out",
-            metavar="RUN",
-            help="Folder of the run.",
-        ),
+        typer.Option("-o", "--out", metavar="RUN", help="Folder of the run."),
     ],
     tokenizer: Annotated[
         Path | None,

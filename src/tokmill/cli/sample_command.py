@@ -107,11 +107,7 @@ def _line(continuation: Any, how: Shown) -> dict[str, Any]:
     line: dict[str, Any] = {"prompt": how.prompt, "seed": how.seed}
     line["continuation"] = _ids(continuation) if how.as_ids else continuation.text
     length = len(next(iter(continuation.ids.values())))
-    line |= {
-        "sample": continuation.sample,
-        "tokens": length,
-        "end": continuation.end,
-    }
+    line |= {"sample": continuation.sample, "tokens": length, "end": continuation.end}
     return line | ({"out_of_sight": continuation.out_of_sight} if continuation.out_of_sight else {})
 
 

@@ -18,14 +18,7 @@ from tokmill.base.progress import (
     human_time,
 )
 from tokmill.base.recipe import merge, overrides
-from tokmill.terminal.frame import (
-    PANEL,
-    AsJson,
-    Quiet,
-    given,
-    struct_parameters,
-    with_parameters,
-)
+from tokmill.terminal.frame import PANEL, AsJson, Quiet, given, struct_parameters, with_parameters
 from tokmill.terminal.output import print_json, print_table, say
 from tokmill.training import launch as launching
 from tokmill.training.launch import Launch

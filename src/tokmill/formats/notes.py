@@ -19,13 +19,7 @@ import msgspec
 import numpy as np
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import (
-    inside,
-    remove,
-    remove_leftovers,
-    sha256_file,
-    write_file,
-)
+from tokmill.base.files import inside, remove, remove_leftovers, sha256_file, write_file
 from tokmill.base.locks import writing
 from tokmill.store.manifest import canonical_digest, read_checked, with_checksum
 from tokmill.store.schema import Array

@@ -184,23 +184,29 @@ def as_command(function: Callable[..., Any], name: str | None = None) -> Any:
     return flowing(typer.main.get_command(app))
 
 
+NAMING = ("tokenizer", "out", "at", "name", "projects", "pairs")
+"""Options that name something, beside those whose type is a path."""
+
+
 def flowing(command: Any) -> Any:
     """Join the lines of each paragraph of a command's help: the terminal breaks them anew.
 
-    The command also says which options of one value were given several times, and refuses a path
-    that is empty, which would be the working directory.
+    The command also says which options of one value were given several times, and refuses an
+    empty name, which would be the working directory, or all.
     """
     parse = command.parse_args
 
     def parse_args(context: Any, words: list[str]) -> Any:
         values, _, order = command.make_parser(context).parse_args([*words])
         for one, times in Counter(order).items():
-            value, is_path = values[one.name], one.type.name == "path" or one.name == "tokenizer"
-            if is_path and "" in (value if isinstance(value, list | tuple) else (value,)):
+            if context.resilient_parsing:
+                break
+            value, names = values[one.name], one.type.name == "path" or one.name in NAMING
+            if names and "" in (value if isinstance(value, list | tuple) else (value,)):
                 what = one.opts[-1] if one.param_type_name == "option" else one.name.upper()
-                raise UsageError(f"{what} has no name", hint="is a variable empty?")
+                raise UsageError(f"{what} is empty", hint="is a variable empty?")
             takes_one = one.param_type_name == "option" and not (one.multiple or one.is_flag)
-            if times > 1 and takes_one and not context.resilient_parsing:
+            if times > 1 and takes_one:
                 say(f"note: {one.opts[-1]} is given {times} times, and its last value counts")
         return parse(context, words)
 

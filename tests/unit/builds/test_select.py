@@ -15,6 +15,7 @@ from phrase_records import PHRASES, expand
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.builds import plan
 from tokmill.builds.plan import How
+from tokmill.builds.selection.conditions import parse_condition
 from tokmill.store.checks.validate import validate
 from tokmill.store.manifest import MANIFEST, Reference
 from tokmill.store.schema import Column, Schema
@@ -211,6 +212,15 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
 def test_wrong_options(tmp_path: Path, parent: Path, options: Any, what: str) -> None:
     with pytest.raises(UsageError, match=what):
         quick_build("select", parent, tmp_path / "s", **options)
+
+
+@pytest.mark.parametrize("number", ["1e39", "-1e39", "1" + "0" * 400, "0x" + "f" * 400])
+def test_numbers_beyond_those_of_a_column(number: str) -> None:
+    schema = {"x": Column("f4", "record"), "n": Column("u1", "record")}
+    with pytest.raises(UsageError, match="no numbers as large"):
+        parse_condition(f"x < {number}", schema)
+    parse_condition(f"n < {number}", schema)
+    parse_condition("x < inf", schema)
 
 
 def test_a_selection_of_nothing_names_its_conditions(tmp_path: Path, parent: Path) -> None:

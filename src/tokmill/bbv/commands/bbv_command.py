@@ -270,9 +270,5 @@ def _print(shared: Shared, executions: Executions) -> None:
 app = group_of(
     "bbv",
     "Execution profiles: basic block vectors, CPI and miss rates.",
-    {
-        "profile": profile,
-        "check": check,
-        "shared-points": shared_points,
-    },
+    {"profile": profile, "check": check, "shared-points": shared_points},
 )

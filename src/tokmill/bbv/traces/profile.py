@@ -24,14 +24,7 @@ from tokmill.bbv.traces.addresses import write_addresses, write_maps
 from tokmill.bbv.traces.block_vectors import BlockVectors, write
 from tokmill.bbv.traces.callgrind import Code, Dump, merge_dumps, read_dump, vectors_of
 from tokmill.bbv.traces.cpi import PAGE_FAULTS
-from tokmill.bbv.traces.markers import (
-    MARKER,
-    Command,
-    choose,
-    count_faults,
-    grouped,
-    time_marks,
-)
+from tokmill.bbv.traces.markers import MARKER, Command, choose, count_faults, grouped, time_marks
 from tokmill.store.schema import Array
 
 CACHES = {"I1": "32768,8,64", "D1": "32768,8,64", "LL": "8388608,16,64"}

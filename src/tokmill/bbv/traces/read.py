@@ -105,12 +105,7 @@ def pieces(
         )
     end = joined(parts or [EMPTY])
     tell(1.0)
-    yield replace(
-        end,
-        declared=parser.declared(),
-        ignored=dict(parser.ignored),
-        torn=parser.torn,
-    )
+    yield replace(end, declared=parser.declared(), ignored=dict(parser.ignored), torn=parser.torn)
 
 
 def thread_of(path: Path | str) -> int | None:

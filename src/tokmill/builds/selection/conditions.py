@@ -73,6 +73,10 @@ def parse_condition(
             f"where: {raw!r} is not a number, but {name!r} holds numbers",
             hint=f"compare with a number: --where '{name} > 10'",
         )
+    kind: Any = np.dtype(np.int64) if name == "length" else schema[name].numpy()
+    if kind.kind == "f" and number and float(np.finfo(kind).max) < abs(number) != np.inf:
+        hint = f"leave it out, or compare with inf: --where '{name} < inf'"
+        raise UsageError(f"where: {name!r} has no numbers as large as {raw[:20]}", hint=hint)
     if sign == "~":
         try:
             re.compile(bare)

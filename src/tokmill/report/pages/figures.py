@@ -235,10 +235,7 @@ def coverage(table: Array) -> list[tuple[float, int]]:
     return [(share, int(np.searchsorted(covered, wanted)) + 1) for share, wanted in shares]
 
 
-LOSSES = {
-    "loss": ("train", "-"),
-    "val_loss": ("validation", "--"),
-}
+LOSSES = {"loss": ("train", "-"), "val_loss": ("validation", "--")}
 """Metric of a run → label and style (`Series.line`) of its curve."""
 
 

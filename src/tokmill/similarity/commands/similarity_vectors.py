@@ -51,7 +51,8 @@ def baselines_of(
     """Return the sums of vectors with what functions hold, chance, and baselines; None: all.
 
     `graphs`: what the store was built of, as it knows more than tokens; where none are named,
-    those that it was built of. Where there are none, it is said that there are no baselines.
+    those that it was built of. Where there are none, it is said that there are no baselines;
+    those that are named are refused.
     `vectors`: name → a vector a record, of which sums are wanted.
     """
     random_order = Method(RANDOM, None, True)
@@ -61,11 +62,12 @@ def baselines_of(
     if not wanted and not vectors:
         return [random_order]
     if not graphs and (graphs := built_of(store)) == []:
+        what = "no baselines but chance: the store was not built of graphs"
+        hint = "--graphs DIR names the graphs of its programs, which `tokmill cfg` makes"
+        if wanted and names:
+            raise UsageError(what, where=str(store.path), hint=hint)
         if wanted:
-            say(
-                "note: no baselines but chance: the store was not built of graphs",
-                "hint: --graphs DIR names the graphs of its programs, which `tokmill cfg` makes",
-            )
+            say(f"note: {what}", f"hint: {hint}")
         return [random_order]
     from tokmill.x86.features.baselines import baselines
     from tokmill.x86.features.learned_sums import sum_of
