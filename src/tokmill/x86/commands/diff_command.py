@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import make_folder, sha256_file
+from tokmill.base.files import make_folder
 from tokmill.terminal.frame import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json, print_line
 from tokmill.x86.commands.program_options import MOST_LISTED
@@ -72,12 +72,12 @@ def _programs(
     from tokmill.x86.commands.diff_tables import print_programs
     from tokmill.x86.diff.output.diff_json import diff_file, write_diff
     from tokmill.x86.diff.output.summary import changed_most, counts_of
-    from tokmill.x86.diff.program_diff import diff_graphs, graph_of
+    from tokmill.x86.diff.program_diff import diff_graphs, digest_of, graph_of
 
     graphs = graph_of(old), graph_of(new)
     called = _distinct_names((graphs[0].program, graphs[1].program), (old, new))
     result = diff_graphs(*graphs, names=names)
-    digests = sha256_file(old), sha256_file(new)
+    digests = digest_of(old), digest_of(new)
     out, html = outs
     if out is not None:
         make_folder(out.parent)
