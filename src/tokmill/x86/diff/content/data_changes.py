@@ -53,6 +53,9 @@ def _named(compared: Compared) -> list[DataChange]:
     none = np.zeros(len(names), np.int64)
     same = compared.same_content(address[0], address[1], none)
     same &= size[0] == size[1]
+    memories = [side.memory for side in compared.sides]
+    in_file = [one.section(at) >= 0 for one, at in zip(memories, address, strict=True)]
+    same |= ~(in_file[0] | in_file[1])
     result = []
     for row in np.flatnonzero(~same).tolist():
         places = int(address[0][row]), int(address[1][row])
@@ -83,12 +86,10 @@ def _initialisers(compared: Compared) -> list[DataChange]:
 
 
 def _symbols(side: Operands) -> dict[str, int]:
-    """Return name → number of the symbols of data in the file that have a size."""
+    """Return name → number of the symbols of data that have a size."""
     graph, memory = side.graph, side.memory
     kept = memory.symbol[
-        (memory.section(memory.starts) >= 0)
-        & (graph.symbol_size[memory.symbol] > 0)
-        & ~memory.linked_at(memory.starts)
+        (graph.symbol_size[memory.symbol] > 0) & ~memory.linked_at(memory.starts)
     ].tolist()
     counts = Counter(graph.symbol_name[row] for row in kept)
     names = {graph.symbol_name[row]: row for row in kept}
@@ -125,6 +126,10 @@ def _change(
         side.memory.read(at, most)
         for side, at, most in zip(compared.sides, address, size, strict=True)
     ]
+    for i, size_here in enumerate(size):
+        if size_here and not len(contents[i]):
+            # What is not in the file begins with zeros.
+            contents[i] = np.zeros(min(size_here, len(contents[1 - i])), np.uint8)
     first = compared.first_difference(*address, *contents)
     if first < 0:
         return None
