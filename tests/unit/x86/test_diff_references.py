@@ -465,3 +465,11 @@ def test_data_that_begins_with_zeros_is_data(built: Path, kind: str, flags: tupl
         changes = compared(a, b)[2].other.data
         assert [(one.name, one.old, one.new) for one in changes] == [("level", *shown)]
     assert not compared(zero, kept)[2].other.data
+
+
+def test_variables_of_one_name_are_compared_where_they_have_values(built: Path) -> None:
+    text = "static int state = FIRST; int f(int x) { return state += x; }"
+    (built / "namesake.c").write_text("static int state; int g(int x) { return state -= x; }")
+    flags = ("-O1", "-shared", "-fPIC", str(built / "namesake.c"))
+    made = [compiles(built, f"one-name-{n}", text.replace("FIRST", n), *flags) for n in "46"]
+    assert [one.name for one in compared(*made)[2].other.data] == ["state"]

@@ -20,9 +20,7 @@ def diff(
     old: Annotated[
         Path,
         typer.Argument(
-            metavar="OLD",
-            help="A program (ELF or PE for x86), or a graph file of `tokmill cfg`.",
-            show_default=False,
+            metavar="OLD", help="A program (ELF or PE for x86), or a graph file of `tokmill cfg`."
         ),
     ],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, of the new version.")],
@@ -63,11 +61,7 @@ def diff(
 
 
 def _programs(
-    old: Path,
-    new: Path,
-    outs: tuple[Path | None, Path | None],
-    names: bool,
-    json: bool,
+    old: Path, new: Path, outs: tuple[Path | None, Path | None], names: bool, json: bool
 ) -> int:
     from tokmill.x86.commands.diff_tables import print_programs
     from tokmill.x86.diff.output.diff_json import diff_file, write_diff

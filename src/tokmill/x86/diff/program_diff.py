@@ -35,7 +35,6 @@ LONG = 24
 NOT_FOLLOWED = "places that could not be followed"
 """Instructions whose targets the lifter does not know (`Graph.unresolved`)."""
 UNVERIFIED = "variables without a name that could not be told apart by all of their users"
-"""Data whose users were compared only in part (`Compared.unverified`)."""
 MOST_OF_CHANGED, MOST_OF_CHANGED_BLOCK = 0.999, 0.99
 """Largest similarity of functions, and of blocks, that are not the same."""
 
@@ -209,5 +208,4 @@ def digest_of(path: Path) -> str:
     """Return the sha256 of a program, also of the one that a graph file is of."""
     facts = read_about(path) if path.suffix == SUFFIX else None
     # A graph that was read from a pickle has the digest of all its programs.
-    known = facts.digest if facts and facts.lifter != PICKLES else ""
-    return known or sha256_file(path)
+    return (facts and facts.lifter != PICKLES and facts.digest) or sha256_file(path)
