@@ -95,6 +95,8 @@ def test_graphs_are_compared_as_programs_are(here: Here, built: Path) -> None:
     graphs, _ = here("diff", "old-stripped.parquet", "new-stripped.parquet", "--json", code=1)
     programs, _ = here("diff", built / "old-stripped", built / "new-stripped", "--json", code=1)
     assert graphs == programs
+    out, _ = here("diff", built / "old-stripped", "old-stripped.parquet", "--json")
+    assert json.loads(out)["same_bytes"]
 
 
 def test_what_cannot_be_compared_is_exit_code_2(here: Here, built: Path, tmp_path: Path) -> None:

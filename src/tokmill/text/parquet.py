@@ -83,7 +83,7 @@ class ParquetSource(DocumentSource):
                 raise UsageError(
                     f"the column {name!r} holds {kinds[name]}, not text",
                     where=item.path,
-                    hint=nearest(name, [n for n in table.names if n != name]),
+                    hint=nearest(name, [n for n in table.names if _is_text(pyarrow, table.kind(n))]),
                 )
         taken = part = 0
         for batch, starts, done in table.read(item.start, item.stop, present, BATCH):

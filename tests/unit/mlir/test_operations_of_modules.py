@@ -135,6 +135,7 @@ def test_a_history_shows_tiles_and_orders() -> None:
         ("matmul 8 8 0", "positive"),
         ("matmul 8 8 -1", "positive"),
         ("nothing 8", "not an operation"),
+        ("nest.mlir", "not an operation"),
         ("matmul 8 8 8, , relu", "chain"),
         (", ".join(["relu 4"] * 6), "chain of 6"),
         ("pooling 1 1 2 3", "larger than its image"),

@@ -122,9 +122,11 @@ def test_a_rejected_row_is_called_a_row(tmp_path: Path) -> None:
 
 
 def test_a_column_of_numbers_is_no_text(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.parquet", pa.Table.from_pylist([{"text": 5}]), "parquet")
-    with pytest.raises(UsageError, match="'text' holds int64, not text"):
+    row = {"text": 5, "size": 6, "words": "seven"}
+    path = write(tmp_path / "x.parquet", pa.Table.from_pylist([row]), "parquet")
+    with pytest.raises(UsageError, match="'text' holds int64, not text") as caught:
         quick_build("parquet", path, tmp_path / "s")
+    assert caught.value.hint == "known: words"
 
 
 def test_files_that_are_something_else(tmp_path: Path) -> None:

@@ -450,3 +450,26 @@ def test_static_variables_of_object_files(built: Path, flags: str) -> None:
     ]
     assert not compared(made[0], made[1])[2].changed.any()
     assert compared(made[0], made[2])[2].changed.sum() == 1
+
+
+@pytest.mark.parametrize("flags", [("-O2", "-c"), ("-O1", "-shared", "-fPIC")])
+@pytest.mark.parametrize("kind", ["int", "static int", "__thread int"])
+def test_data_that_begins_with_zeros_is_data(built: Path, kind: str, flags: tuple) -> None:
+    """It lies in no file, and what begins with another value does."""
+    text = f"{kind} level = FIRST, all[9]; int f(int x) {{ level += x; return all[x] + x; }}"
+    three, zero, kept = (
+        compiles(built, f"zeros-{kind}{flags[0]}-{name}.o", text.replace("FIRST", first), *flags)
+        for name, first in (("three", "3"), ("zero", "0"), ("kept", "0, more = 4"))
+    )
+    for a, b, shown in ((three, zero, ("03000000", "0" * 8)), (zero, three, ("0" * 8, "03000000"))):
+        changes = compared(a, b)[2].other.data
+        assert [(one.name, one.old, one.new) for one in changes] == [("level", *shown)]
+    assert not compared(zero, kept)[2].other.data
+
+
+def test_variables_of_one_name_are_compared_where_they_have_values(built: Path) -> None:
+    text = "static int state = FIRST; int f(int x) { return state += x; }"
+    (built / "namesake.c").write_text("static int state; int g(int x) { return state -= x; }")
+    flags = ("-O1", "-shared", "-fPIC", str(built / "namesake.c"))
+    made = [compiles(built, f"one-name-{n}", text.replace("FIRST", n), *flags) for n in "46"]
+    assert [one.name for one in compared(*made)[2].other.data] == ["state"]

@@ -241,9 +241,10 @@ def chain(text: str) -> str:
     writer, value = Writer(), None
     for name, *words in parts:
         if name not in GENERATORS:
-            raise UsageError(
-                f"{name!r} in {text!r} is not an operation", hint=nearest(name, GENERATORS)
-            )
+            hint = nearest(name, GENERATORS)
+            if name.endswith(".mlir"):
+                hint = "folders of files go into task.benchmarks_folder_path, held_out_folder_path"
+            raise UsageError(f"{name!r} in {text!r} is not an operation", hint=hint)
         value = _continue(writer, value, name, _sizes(words, text), text)
     assert value is not None
     return writer.module(value)

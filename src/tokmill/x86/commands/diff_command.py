@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from tokmill.base.errors import TokmillError, UsageError
-from tokmill.base.files import make_folder, sha256_file
+from tokmill.base.files import make_folder
 from tokmill.terminal.frame import Json, Quiet
 from tokmill.terminal.output import check_outputs, print_json, print_line
 from tokmill.x86.commands.program_options import MOST_LISTED
@@ -20,9 +20,7 @@ def diff(
     old: Annotated[
         Path,
         typer.Argument(
-            metavar="OLD",
-            help="A program (ELF or PE for x86), or a graph file of `tokmill cfg`.",
-            show_default=False,
+            metavar="OLD", help="A program (ELF or PE for x86), or a graph file of `tokmill cfg`."
         ),
     ],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="The same, of the new version.")],
@@ -63,21 +61,17 @@ def diff(
 
 
 def _programs(
-    old: Path,
-    new: Path,
-    outs: tuple[Path | None, Path | None],
-    names: bool,
-    json: bool,
+    old: Path, new: Path, outs: tuple[Path | None, Path | None], names: bool, json: bool
 ) -> int:
     from tokmill.x86.commands.diff_tables import print_programs
     from tokmill.x86.diff.output.diff_json import diff_file, write_diff
     from tokmill.x86.diff.output.summary import changed_most, counts_of
-    from tokmill.x86.diff.program_diff import diff_graphs, graph_of
+    from tokmill.x86.diff.program_diff import diff_graphs, digest_of, graph_of
 
     graphs = graph_of(old), graph_of(new)
     called = _distinct_names((graphs[0].program, graphs[1].program), (old, new))
     result = diff_graphs(*graphs, names=names)
-    digests = sha256_file(old), sha256_file(new)
+    digests = digest_of(old), digest_of(new)
     out, html = outs
     if out is not None:
         make_folder(out.parent)

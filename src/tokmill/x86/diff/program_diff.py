@@ -27,14 +27,14 @@ from tokmill.x86.diff.same import (
 from tokmill.x86.features.function_features import Functions, functions_of, members_of
 from tokmill.x86.features.tables import tables_of
 from tokmill.x86.graph import Graph
-from tokmill.x86.graphs.lifting import find_inputs, graphs_in
+from tokmill.x86.graphs.graph_files import SUFFIX, read_about
+from tokmill.x86.graphs.lifting import PICKLES, find_inputs, graphs_in
 
 LONG = 24
 """Functions with so many instructions are matched at once if no others have the same code."""
 NOT_FOLLOWED = "places that could not be followed"
 """Instructions whose targets the lifter does not know (`Graph.unresolved`)."""
 UNVERIFIED = "variables without a name that could not be told apart by all of their users"
-"""Data whose users were compared only in part (`Compared.unverified`)."""
 MOST_OF_CHANGED, MOST_OF_CHANGED_BLOCK = 0.999, 0.99
 """Largest similarity of functions, and of blocks, that are not the same."""
 
@@ -48,7 +48,7 @@ def diff(old: Path | str, new: Path | str, *, names: bool = True) -> DiffFile:
         names: whether functions of the same symbol name are taken for the same.
     """
     graphs = graph_of(Path(old)), graph_of(Path(new))
-    digests = sha256_file(Path(old)), sha256_file(Path(new))
+    digests = digest_of(Path(old)), digest_of(Path(new))
     return diff_file(*graphs, diff_graphs(*graphs, names=names), digests)
 
 
@@ -201,3 +201,10 @@ def graph_of(path: Path) -> Graph:
             hint="`tokmill cfg` writes a graph file of each, which can be compared",
         )
     return graph
+
+
+def digest_of(path: Path) -> str:
+    """Return the sha256 of a program, also of the one that a graph file is of."""
+    facts = read_about(path) if path.suffix == SUFFIX else None
+    # A graph that was read from a pickle has the digest of all its programs.
+    return (facts and facts.lifter != PICKLES and facts.digest) or sha256_file(path)

@@ -38,7 +38,13 @@ def program_changes(compared: Compared, pairs: Pairs, same: Array) -> ProgramCha
 
 
 def _named(compared: Compared) -> list[DataChange]:
-    sides = [_symbols(side) for side in compared.sides]
+    in_files = [_symbols(side, in_file=True) for side in compared.sides]
+    both = in_files[0].keys() & in_files[1].keys()
+    # Of several variables of one name, those in the file are compared with each other.
+    sides = [
+        _symbols(side, in_file=False) | {name: rows[name] for name in both}
+        for side, rows in zip(compared.sides, in_files, strict=True)
+    ]
     names = sorted(sides[0].keys() & sides[1].keys())
     rows = [np.asarray([side[name] for name in names], np.int64) for side in sides]
     address, size = (
@@ -48,13 +54,14 @@ def _named(compared: Compared) -> list[DataChange]:
     none = np.zeros(len(names), np.int64)
     same = compared.same_content(address[0], address[1], none)
     same &= size[0] == size[1]
-    result = []
-    for row in np.flatnonzero(~same).tolist():
-        places = int(address[0][row]), int(address[1][row])
-        change = _change(compared, names[row], places, (int(size[0][row]), int(size[1][row])))
-        if change is not None:
-            result.append(change)
-    return result
+    in_file = [s.memory.section(at) >= 0 for s, at in zip(compared.sides, address, strict=True)]
+    same |= ~(in_file[0] | in_file[1])
+    odd = np.flatnonzero(~same)
+    columns = zip(
+        *(one[odd].tolist() for one in (np.arange(len(same)), *address, *size)), strict=True
+    )
+    changes = (_change(compared, names[row], (a, b), (m, n)) for row, a, b, m, n in columns)
+    return [change for change in changes if change is not None]
 
 
 def _initialisers(compared: Compared) -> list[DataChange]:
@@ -69,22 +76,20 @@ def _initialisers(compared: Compared) -> list[DataChange]:
         }
         for graph in (side.graph for side in compared.sides)
     ]
-    result = []
+    result: list[DataChange] = []
     for name in sorted(sections[0].keys() | sections[1].keys()):
         (a, size_a), (b, size_b) = (side.get(name, (0, 0)) for side in sections)
-        change = _change(compared, name, (a, b), (size_a, size_b))
-        result += [change] if change is not None else []
+        result += filter(None, [_change(compared, name, (a, b), (size_a, size_b))])
     return result
 
 
-def _symbols(side: Operands) -> dict[str, int]:
-    """Return name → number of the symbols of data in the file that have a size."""
+def _symbols(side: Operands, *, in_file: bool) -> dict[str, int]:
+    """Return name → number of the symbols of data that have a size, and a name of their own."""
     graph, memory = side.graph, side.memory
-    kept = memory.symbol[
-        (memory.section(memory.starts) >= 0)
-        & (graph.symbol_size[memory.symbol] > 0)
-        & ~memory.linked_at(memory.starts)
-    ].tolist()
+    fits = (graph.symbol_size[memory.symbol] > 0) & ~memory.linked_at(memory.starts)
+    if in_file:
+        fits &= memory.section(memory.starts) >= 0
+    kept = memory.symbol[fits].tolist()
     counts = Counter(graph.symbol_name[row] for row in kept)
     names = {graph.symbol_name[row]: row for row in kept}
     return {n: row for n, row in names.items() if counts[n] == 1 and not NUMBERED.search(n)}
@@ -120,6 +125,10 @@ def _change(
         side.memory.read(at, most)
         for side, at, most in zip(compared.sides, address, size, strict=True)
     ]
+    for i, size_here in enumerate(size):
+        if size_here and not len(contents[i]):
+            # What is not in the file begins with zeros.
+            contents[i] = np.zeros(min(size_here, len(contents[1 - i])), np.uint8)
     first = compared.first_difference(*address, *contents)
     if first < 0:
         return None

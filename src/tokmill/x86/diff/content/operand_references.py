@@ -15,7 +15,7 @@ from tokmill.x86.graph import DIRECT, IMMEDIATE, PLACES, TEXT, Graph
 from tokmill.x86.image.image import distinct, expand, find, member, numbered, owners
 
 FUNCTION, IMPORT, STRING, TABLE, CODE, DATA, UNKNOWN = range(7)
-"""What lies at an address."""
+"""What lies at an address; the `.bss` of an object file is DATA or UNKNOWN, by what lies before."""
 CONTENT, SHIFT = 1 << 20, 0.5
 """What equal content, and the distance that most data moved, count beside one matched function
 when data without a name is matched."""
@@ -195,7 +195,7 @@ class Compared:
     def _same_data(self, pairs: Pairs, kind: Array, other: Array) -> Array:
         a, b = self.sides
         result = np.zeros(len(kind), bool)
-        rows = np.flatnonzero(_is_data(kind) & _is_data(other))
+        rows = np.flatnonzero((kind >= DATA) & (other >= DATA))
         width = a.width[pairs.a[rows]]
         same_width = width == b.width[pairs.b[rows]]
         rows, width = rows[same_width], width[same_width]
@@ -335,7 +335,7 @@ class Compared:
             )
         )
         same = self._same(one, other)
-        data = np.flatnonzero(_is_data(one[0]) & _is_data(other[0]))
+        data = np.flatnonzero((one[0] >= DATA) & (other[0] >= DATA))
         targets = [
             side.graph.pointer_target[rows[inside][data]]
             for side, rows, inside in zip(self.sides, (rows_a, rows_b), (in_a, in_b), strict=True)
@@ -401,11 +401,6 @@ class Compared:
             empty = side.memory.section(address) < 0
             doubtful |= empty & member(address, elsewhere) | ~side.memory.holds(address)
         self.unverified = len(distinct(one[doubtful]))
-
-
-def _is_data(kind: Array) -> Array:
-    # Whether a `.bss` is known as data depends on what lies before it in an object file.
-    return (kind == DATA) | (kind == UNKNOWN)
 
 
 def _partners(one: Array, other: Array, score: Array) -> tuple[Array, Array]:

@@ -30,10 +30,7 @@ SHOWN = 16
 
 
 def compare(
-    compared: Compared,
-    alone: tuple[Array, Array],
-    blocks: BlockMatches,
-    rows: Array,
+    compared: Compared, alone: tuple[Array, Array], blocks: BlockMatches, rows: Array
 ) -> tuple[References, ProgramChanges]:
     """Return the operands that differ in pairs of blocks with the same shape, and other changes.
 
@@ -102,18 +99,14 @@ def _accept_twins(
     fits = sizes == np.diff(b.graph.function_blocks)[other]
     twins, one, other, sizes = twins[fits], one[fits], other[fits], sizes[fits]
     number = np.repeat(np.arange(len(twins)), sizes)
-    blocks = (
-        expand(a.graph.function_blocks[one], sizes),
-        expand(b.graph.function_blocks[other], sizes),
-    )
+    blocks = [expand(s.graph.function_blocks[f], sizes) for s, f in ((a, one), (b, other))]
     fits = np.diff(a.begin)[blocks[0]] == np.diff(b.begin)[blocks[1]]
     good = np.ones(len(twins), bool)
     good[number[~fits]] = False
-    inside = compared.pair(number[fits], number[fits], blocks[0][fits], blocks[1][fits])
+    beside = number[fits], number[fits], blocks[0][fits], blocks[1][fits]
+    inside = compared.pair(*beside)
     right = compared.equal(inside)
-    slots = compare_slots(
-        a.graph, b.graph, number[fits], number[fits], blocks[0][fits], blocks[1][fits]
-    )
+    slots = compare_slots(a.graph, b.graph, *beside)
     good[slots.match[~slots.same]] = False
     # A twin may lead to another one, as long as that is one.
     calls = (a.kind[inside.a] == FUNCTION) & (b.kind[inside.b] == FUNCTION) & ~right
@@ -203,14 +196,11 @@ def _number(side: Operands, operand: int, raw: bytes) -> str:
 
 
 class Slots(NamedTuple):
-    """N operands on the stack of matched blocks, one beside the other."""
+    """N operands on the stack of matched blocks; the first four fields are those of `Pairs`."""
 
     match: Array
-    """(N,) i8: the number of the pair of functions."""
     block: Array
-    """(N,) i8: the number of the pair of blocks."""
     a: Array
-    """(N,) i8: number of the operand in A."""
     b: Array
     same: Array
     """(N,) bool."""

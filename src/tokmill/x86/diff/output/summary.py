@@ -50,7 +50,6 @@ class Changed(msgspec.Struct, frozen=True):
     b: int
     similarity: float
     instructions_a: int
-    """Instructions of the function in the old program."""
     instructions_b: int
     blocks: int
     """Blocks that changed, were deleted or inserted."""
