@@ -147,7 +147,7 @@ def main(arguments: list[str] | None = None) -> int:
         _complain(str(error), INTERRUPTED if isinstance(error, Interrupted) else ERROR)
         code = error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        _complain("by a signal\nhint: run the same command again: it continues", INTERRUPTED)
+        _complain("by a signal\nhint: run it again: builds and trainings continue", INTERRUPTED)
         code = Interrupted.exit_code
     except ClickException as error:
         if type(error).__name__ != "NoArgsIsHelpError":
