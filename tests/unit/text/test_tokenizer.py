@@ -113,7 +113,7 @@ def test_files_of_gpt2_in_their_older_layout_are_refused(tmp_path: Path) -> None
     (tmp_path / "vocab.json").write_text('{"a": 0}')
     (tmp_path / "merges.txt").write_text("#version: 0.2\n")
     for path in (tmp_path, tmp_path / "vocab.json", tmp_path / "merges.txt"):
-        with pytest.raises(TokmillError, match="no tokenizer") as caught:
+        with pytest.raises(TokmillError, match="no(t a)? tokenizer") as caught:
             Tokenizer.from_file(path)
         assert "save_pretrained" in caught.value.hint
 
