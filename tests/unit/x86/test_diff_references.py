@@ -456,7 +456,7 @@ def test_static_variables_of_object_files(built: Path, flags: str) -> None:
 @pytest.mark.parametrize("kind", ["int", "static int", "__thread int"])
 def test_data_that_begins_with_zeros_is_data(built: Path, kind: str, flags: tuple) -> None:
     """It lies in no file, and what begins with another value does."""
-    text = f"{kind} level = FIRST, all[9]; int f(int x) {{ level += x; return all[x] + x; }}"
+    text = f"{kind} level = FIRST, all[9]; int f(int x) {{ level += x; return all[x] += x; }}"
     three, zero, kept = (
         compiles(built, f"zeros-{kind}{flags[0]}-{name}.o", text.replace("FIRST", first), *flags)
         for name, first in (("three", "3"), ("zero", "0"), ("kept", "0, more = 4"))
@@ -465,6 +465,9 @@ def test_data_that_begins_with_zeros_is_data(built: Path, kind: str, flags: tupl
         changes = compared(a, b)[2].other.data
         assert [(one.name, one.old, one.new) for one in changes] == [("level", *shown)]
     assert not compared(zero, kept)[2].other.data
+    text = text.replace("FIRST", "0").replace("all[9]", "all[99]")
+    (larger,) = compared(zero, compiles(built, zero.name + "-larger.o", text, *flags))[2].other.data
+    assert (larger.name, larger.size_a, larger.size_b) == ("all", 36, 396)
 
 
 def test_variables_of_one_name_are_compared_where_they_have_values(built: Path) -> None:

@@ -51,11 +51,10 @@ def _named(compared: Compared) -> list[DataChange]:
         [getattr(side.graph, field)[row] for side, row in zip(compared.sides, rows, strict=True)]
         for field in ("symbol_address", "symbol_size")
     )
-    none = np.zeros(len(names), np.int64)
-    same = compared.same_content(address[0], address[1], none)
-    same &= size[0] == size[1]
+    same = compared.same_content(address[0], address[1], np.zeros(len(names), np.int64))
     in_file = [s.memory.section(at) >= 0 for s, at in zip(compared.sides, address, strict=True)]
     same |= ~(in_file[0] | in_file[1])
+    same &= size[0] == size[1]
     odd = np.flatnonzero(~same)
     columns = zip(
         *(one[odd].tolist() for one in (np.arange(len(same)), *address, *size)), strict=True
@@ -68,13 +67,11 @@ def _initialisers(compared: Compared) -> list[DataChange]:
     """Return the tables of what a loader calls that lead to other functions."""
     sections = [
         {
-            name: (int(at), len(content))
-            for name, at, content in zip(
-                graph.data_name, graph.data_address.tolist(), graph.data, strict=True
-            )
+            name: (at, len(content))
+            for name, at, content in zip(g.data_name, g.data_address.tolist(), g.data, strict=True)
             if name.startswith(INITIALISERS)
         }
-        for graph in (side.graph for side in compared.sides)
+        for g in (side.graph for side in compared.sides)
     ]
     result: list[DataChange] = []
     for name in sorted(sections[0].keys() | sections[1].keys()):
@@ -121,10 +118,13 @@ def _unnamed(compared: Compared, pairs: Pairs, same: Array) -> list[DataChange]:
 def _change(
     compared: Compared, name: str, address: tuple[int, int], size: tuple[int, int]
 ) -> DataChange | None:
-    contents = [
-        side.memory.read(at, most)
-        for side, at, most in zip(compared.sides, address, size, strict=True)
-    ]
+    places = zip(compared.sides, address, size, strict=True)
+    contents = [side.memory.read(at, most) for side, at, most in places]
+    if not any(map(len, contents)):
+        # Neither is in the file: one has more zeros.
+        least = min(size)
+        old, new = ("00" * min(one - least, SHOWN) for one in size)
+        return DataChange(name, *address, *size, least, old, new)
     for i, size_here in enumerate(size):
         if size_here and not len(contents[i]):
             # What is not in the file begins with zeros.
