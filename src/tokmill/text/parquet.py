@@ -80,11 +80,9 @@ class ParquetSource(DocumentSource):
         kinds = {name: table.kind(name) for name in present}
         for name in self.config.fields:
             if name in present and not _is_text(pyarrow, kinds[name]):
-                raise UsageError(
-                    f"the column {name!r} holds {kinds[name]}, not text",
-                    where=item.path,
-                    hint=nearest(name, [n for n in table.names if _is_text(pyarrow, table.kind(n))]),
-                )
+                texts = [n for n in table.names if _is_text(pyarrow, table.kind(n))]
+                what = f"the column {name!r} holds {kinds[name]}, not text"
+                raise UsageError(what, where=item.path, hint=nearest(name, texts))
         taken = part = 0
         for batch, starts, done in table.read(item.start, item.stop, present, BATCH):
             columns = {name: batch.column(i) for i, name in enumerate(present)}
