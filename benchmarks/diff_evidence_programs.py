@@ -1,8 +1,8 @@
 """Programs that `diff_evidence.py` learns from and is measured on, and their pairs.
 
-Beside projects of `similarity_projects.py` there are some more in C++. All lie below
-CACHE/similarity as `similarity_programs.py` has them, and what is there is kept, as is what the
-matcher is given of a pair, in CACHE/evidence.
+Beside projects of `similarity_projects.py` there are some more in C++. All lie below CACHE/diffing,
+as those of `similarity_programs.py` lie below CACHE/similarity. What is there is kept, as is what
+the matcher is given of a pair, in CACHE/evidence.
 """
 
 import pickle
@@ -32,19 +32,17 @@ def _cpp(
     package: str,
     files: str,
     *flags: str,
-    but: str = "",
+    but: str = "$^",
     made: Mapping[str, str] | None = None,
     library: bool = True,
 ) -> Project:
-    sources = below(*files.split(), but=but)
+    """Describe a project in C++; files whose names match `but` are left out."""
+    found = below(*files.split())
+
+    def sources(tree: Path) -> list[Path]:
+        return [path for path in found(tree) if not re.search(but, path.name)]
+
     return Project(package, sources, ("-I{made}", *flags), (), "C++", made or {}, library)
-
-
-def _leveldb(tree: Path) -> list[Path]:
-    found = (path for part in ("db", "table", "util") for path in (tree / part).glob("*.cc"))
-    others = re.compile("test|bench|windows")
-    return [*(path for path in found if not others.search(path.name)),
-            tree / "helpers/memenv/memenv.cc"]  # fmt: skip
 
 
 MORE = {
@@ -61,7 +59,7 @@ MORE = {
     ),
     "ninja": Project(**vars(PROGRAMS["ninja"])),
     "muparser": _cpp(
-        "muparser", "src/*.cpp", "-I{tree}/include", but="muParserDLL.cpp muParserTest.cpp"
+        "muparser", "src/*.cpp", "-I{tree}/include", but="DLL|Test"
     ),
     "hunspell": _cpp(
         "hunspell", "src/hunspell/*.cxx", "-I{tree}/src/hunspell", "-DHUNSPELL_STATIC"
@@ -82,11 +80,11 @@ MORE = {
         "libebml", "src/*.cpp", "-I{tree}", "-I{tree}/ebml",
         made={"ebml_export.h": "#define EBML_DLL_API\n"},
     ),
-    "leveldb": Project(
-        "leveldb", _leveldb, ("-I{made}", "-I{tree}", "-I{tree}/include",
-        "-DLEVELDB_PLATFORM_POSIX=1"), (), "C++",
-        {"port/port_config.h": "#define HAVE_FDATASYNC 1\n#define HAVE_O_CLOEXEC 1\n"
-         "#define HAVE_CRC32C 0\n#define HAVE_SNAPPY 0\n"},
+    "leveldb": _cpp(
+        "leveldb", "db/*.cc table/*.cc util/*.cc helpers/memenv/memenv.cc", "-I{tree}",
+        "-I{tree}/include", "-DLEVELDB_PLATFORM_POSIX=1", but="test|bench|windows", library=False,
+        made={"port/port_config.h": "#define HAVE_FDATASYNC 1\n#define HAVE_O_CLOEXEC 1\n"
+              "#define HAVE_CRC32C 0\n#define HAVE_SNAPPY 0\n"},
     ),
 }  # fmt: skip
 """Projects that `make similarity` has not."""
@@ -142,7 +140,7 @@ class Pair:
 
 def pairs(cache: Path, names: tuple[str, ...], kinds: dict[str, tuple[str, str]]) -> Iterator[Pair]:
     """Build what is missing; yield the pairs of projects, and say what could not be built."""
-    made = Made(cache.resolve() / "similarity")
+    made = Made(cache.resolve() / "diffing")
     (made.folder / "fetched").mkdir(parents=True, exist_ok=True)
     PROJECTS.update(MORE)
     for name in names:

@@ -1,7 +1,7 @@
 """Diffing of programs: tokmill beside qbindiff and simple answers, functions against the truth.
 
 Both programs are stripped; the truth is in their debug information (see diffing-protocol.md). They
-lie below CACHE/similarity, as `similarity_programs.py` has them. qbindiff reads `.BinExport` files
+lie below CACHE/diffing, compiled by `similarity_programs.py`. qbindiff reads `.BinExport` files
 of the same graphs, in a process of its own with limits. Its answers are kept below
 CACHE/diffing/answers by the digests of both programs, so a run that was stopped goes on. qbindiff
 is killed with it.

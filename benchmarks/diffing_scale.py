@@ -52,7 +52,7 @@ ROUNDS = 5
 def built(cache: Path, name: str, level: str) -> tuple[Path, Path]:
     """Return a program of gcc, stripped and with debug information, made where it is not there."""
     PROJECTS["git"] = Project("git", lambda tree: ())
-    made = Made(cache.resolve() / "similarity")
+    made = Made(cache.resolve() / "diffing")
     (made.folder / "fetched").mkdir(parents=True, exist_ok=True)
     tree = sources(name, made)
     if name == "git":

@@ -112,7 +112,8 @@ def documented(name: str, value: Any, level: str) -> Iterator[str]:
     if inspect.isclass(value):
         for key, method in vars(value).items():
             function = method.__func__ if isinstance(method, classmethod) else method
-            if not key.startswith("_") and inspect.isfunction(function) and function.__doc__:
+            public = inspect.isfunction(function) and not key.startswith("_")
+            if public and inspect.getdoc(function):
                 yield from documented(f"{name}.{key}", function, level + "#")
 
 

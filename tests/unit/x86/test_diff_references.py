@@ -476,3 +476,27 @@ def test_variables_of_one_name_are_compared_where_they_have_values(built: Path) 
     flags = ("-O1", "-shared", "-fPIC", str(built / "namesake.c"))
     made = [compiles(built, f"one-name-{n}", text.replace("FIRST", n), *flags) for n in "46"]
     assert [one.name for one in compared(*made)[2].other.data] == ["state"]
+
+
+def test_zeros_that_grew_out_of_a_file_and_tables_among_code(built: Path) -> None:
+    use = "int f(int n) { return x[n]; }"
+    made = [
+        compiles(built, f"grown-{number}.o", text + use, "-O1", "-shared", "-fPIC")
+        for number, text in enumerate(("const volatile int x[2] = {0};", "volatile int x[3];"))
+    ]
+    (grown,) = compared(*made)[2].other.data
+    assert (grown.name, grown.size_a, grown.size_b, grown.old, grown.new) == (
+        "x",
+        8,
+        12,
+        "",
+        "0" * 8,
+    )
+    table = """__asm__(".section SECTION\\n.type x,@object\\n.globl x\\n.size x,8\\nx: .long 1,2\\n"
+        ".text"); int g(int n) { return n + 1; } extern int x[];"""
+    made = [
+        compiles(built, f"table-{number}", table.replace("SECTION", section) + use, "-O1",
+                 "-shared", "-fPIC", "-Wl,-z,notext")
+        for number, section in enumerate((".text", ".rodata"))
+    ]  # fmt: skip
+    assert not compared(*made)[2].other.data

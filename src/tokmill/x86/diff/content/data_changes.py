@@ -84,8 +84,12 @@ def _symbols(side: Operands, *, in_file: bool) -> dict[str, int]:
     """Return name → number of the symbols of data that have a size, and a name of their own."""
     graph, memory = side.graph, side.memory
     fits = (graph.symbol_size[memory.symbol] > 0) & ~memory.linked_at(memory.starts)
+    there = memory.section(memory.starts) >= 0
     if in_file:
-        fits &= memory.section(memory.starts) >= 0
+        fits &= there
+    elif len(memory.code):
+        # Bytes of what lies among code are not kept, so they are not known.
+        fits &= there | (memory.starts < memory.code[0]) | (memory.starts > memory.code[-1])
     kept = memory.symbol[fits].tolist()
     counts = Counter(graph.symbol_name[row] for row in kept)
     names = {graph.symbol_name[row]: row for row in kept}
@@ -128,7 +132,7 @@ def _change(
     for i, size_here in enumerate(size):
         if size_here and not len(contents[i]):
             # What is not in the file begins with zeros.
-            contents[i] = np.zeros(min(size_here, len(contents[1 - i])), np.uint8)
+            contents[i] = np.zeros(min(size_here, len(contents[1 - i]) + SHOWN), np.uint8)
     first = compared.first_difference(*address, *contents)
     if first < 0:
         return None
