@@ -50,7 +50,7 @@ def test_mistakes(here: Here, store: Path) -> None:
         (("s",), 2, "no file of values was named"),
         (("s", "--values", "none.npy"), 1, "none.npy: there is no such file"),
         (("s", "--values", "mask.npy", "--column", "a b"), 1, "cannot be called 'a b'"),
-        (("s", "--values", "mask.npy", "-o", "x"), 2, "lies in its store"),
+        (("s", "--values", "mask.npy", "-o", "x"), 2, "is in its store"),
         (("s", "--values", "mask.npy", "--per", "record"), 2, "11 rows; the store has 5 records"),
         (("s", "--values", "mask.npy", "--tokenizer", "t"), 2, "these records have no tokenizer"),
         (("x", "--values", "mask.npy"), 1, "x: there is no such store"),
@@ -74,7 +74,7 @@ def test_changed_values_are_asked_about(here: Here, store: Path, tmp_path: Path)
     here("build", "overlay", "s", "--values", "mask.npy", "--fresh", "-q")
     # The plan says what there is to be, and does nothing.
     plan = here("build", "overlay", "s", "--values", "mask.npy", "--name", "n", "--dry-run")[0]
-    assert "column      n: u1 a token" in plan and not (store / "overlays/n").exists()
+    assert "column      n: u1 per token" in plan and not (store / "overlays/n").exists()
 
 
 @pytest.mark.parametrize("kind", ["overlay", "embed"])

@@ -115,9 +115,9 @@ def test_a_file_that_changes_between_planning_and_reading_is_refused(
     assert ran.code == 1, ran.err
     assert is_clean(ran.err)
     assert str(last) in ran.err
-    assert ("vanished" if what == "vanishes" else "has changed") in ran.err
+    assert ("was removed" if what == "vanishes" else "has changed") in ran.err
     refused = forked(*command, "-o", store)
-    assert refused.code == 1 and ("changed: " in refused.err or "vanished: " in refused.err)
+    assert refused.code == 1 and ("changed: " in refused.err or "removed: " in refused.err)
     assert forked(*command, "-o", store, "--yes").code == 0
     assert forked(*command, "-o", fast_path / "new").code == 0
     assert contents(store) == contents(fast_path / "new")

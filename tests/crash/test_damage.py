@@ -245,7 +245,7 @@ def test_with_a_damaged_plan_inputs_that_vanished_are_listed(
     gone.unlink()
     try:
         ran = forked(*whole[1], store)
-        assert ran.code == 1 and "vanished" in ran.err
+        assert ran.code == 1 and "removed" in ran.err
     finally:
         gone.write_bytes(data)
 

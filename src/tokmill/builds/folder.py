@@ -271,7 +271,7 @@ def write_vocabularies(out: Path, frozen: Mapping[str, Frozen]) -> None:
 def report_changes(
     out: Path, planned: Sequence[PlannedItem], how: How, changed: Mapping[str, str]
 ) -> None:
-    """Raise `TokmillError` with the changed and vanished inputs, unless the user agreed (`yes`).
+    """Raise `TokmillError` with the changed and removed inputs, unless the user agreed (`yes`).
 
     `changed`: shard → an input whose content changed although its sampled digest did not.
     """
@@ -288,7 +288,7 @@ def report_changes(
             # A shard of another store: name that store, as the shard's name tells users nothing.
             lines[f"changed or grown: {path.parent.parent}"] = None
         else:
-            lines[f"{'changed' if item.name in now else 'vanished'}: {item.name}"] = None
+            lines[f"{'changed' if item.name in now else 'removed'}: {item.name}"] = None
     if not lines:
         return
     shown = "\n  ".join(list(lines)[:20]) + (

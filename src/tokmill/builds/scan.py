@@ -5,6 +5,7 @@ import os
 import re
 import stat
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -363,7 +364,10 @@ def _pattern(text: str) -> re.Pattern[str]:
         else:
             result += re.escape(piece)
     try:
-        return re.compile(result, re.DOTALL)
+        with warnings.catch_warnings():
+            # `--` may mean a difference in a later Python; here it is a range that ends with `-`.
+            warnings.simplefilter("ignore", FutureWarning)
+            return re.compile(result, re.DOTALL)
     except re.error as error:
         raise UsageError(
             f"--glob {text!r} is not a pattern: {error}", hint="such as --glob 'src/**/*.py'"

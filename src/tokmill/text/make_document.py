@@ -42,7 +42,7 @@ def parse_path(path: str) -> tuple[Step, ...]:
                 key = msgspec.json.decode(key, type=str)
             except msgspec.DecodeError:
                 raise UsageError(
-                    f"{path!r}: the quoted key is not JSON string",
+                    f"{path!r}: the quoted key is not a JSON string",
                     hint='a key in quotation marks is as in JSON: "a.b".c',
                 ) from None
         steps.append(Step(key, len(lists) // 2))

@@ -74,7 +74,7 @@ def parse_condition(
             hint=f"compare with a number: --where '{name} > 10'",
         )
     kind: Any = np.dtype(np.int64) if name == "length" else schema[name].numpy()
-    if kind.kind == "f" and number and float(np.finfo(kind).max) < abs(number) != np.inf:
+    if kind.kind == "f" and number and _rounds_to_inf(abs(number), kind):
         hint = f"leave it out, or compare with inf: --where '{name} < inf'"
         raise UsageError(f"where: {name!r} has no numbers as large as {raw[:20]}", hint=hint)
     if sign == "~":
@@ -129,6 +129,12 @@ def _check_column(name: str, schema: Schema) -> None:
             f"where: the column {name!r} does not hold one value per record",
             hint=f"these do: {', '.join([*single, 'length'])}",
         )
+
+
+def _rounds_to_inf(number: float, kind: Any) -> bool:
+    """Return whether a finite number is beyond all of a type; 3.4028235e38 is the largest f4."""
+    info = np.finfo(kind)
+    return float(info.max) * (1 + float(info.eps) / 4) < number != np.inf
 
 
 def number_of(text: str) -> int | float | None:
