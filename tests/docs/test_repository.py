@@ -20,7 +20,7 @@ TRACES = {
 }
 EXAMPLES = {"a registry's host": "files.python_hosted.org", "a path of one machine": "/wo_rk/x"}
 
-LINES_OF_SRC = 80_000
+LINES_OF_SRC = 79_500
 """The budget of src: it only goes down."""
 
 

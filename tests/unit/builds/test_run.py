@@ -115,14 +115,14 @@ def test_growth_makes_what_is_new_and_nothing_else(
     assert files_of(tmp_path / "again") == files_of(tmp_path / "s")
 
 
-@pytest.mark.parametrize("change", ["vanished", "changed"])
-def test_changed_and_vanished_inputs_need_a_yes(
+@pytest.mark.parametrize("change", ["removed", "changed"])
+def test_changed_and_removed_inputs_need_a_yes(
     tmp_path: Path, inputs: Path, reference: Path, change: str
 ) -> None:
     shutil.copytree(inputs, tmp_path / "in")
     shutil.copytree(reference, tmp_path / "s")
     path = tmp_path / "in/3.jsonl"
-    if change == "vanished":
+    if change == "removed":
         path.unlink()
     else:
         jsonl(path, [{"id": 0, "text": "other"}])
