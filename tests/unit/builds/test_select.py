@@ -200,6 +200,7 @@ def test_kept_records_know_their_number_in_the_shard_and_the_others_are_counted(
         ({"where": ["vector > 1"]}, "one value per record"),
         ({"ratio": 1.5}, "ratio: expected"),
         ({"rest": True}, "--rest does nothing without --ratio"),
+        ({"rest": True, "ratio": 0.9, "near_unique": 0.9}, "a split would have some in both"),
         ({"by": "name"}, "--by does nothing without --ratio"),
         ({"shingle": 9}, "--shingle does nothing without --near-unique"),
         ({"ratio": 0.5, "by": "nmae"}, "no column 'nmae'"),

@@ -350,6 +350,11 @@ def substitute(name: str, vocabulary: Vocabulary) -> int:
 
 
 def check_idle(config: SelectConfig) -> None:
+    if config.rest and config.near_unique:
+        raise UsageError(
+            "near duplicates are left out after the draw, so a split would have some in both parts",
+            hint="build a store with --near-unique first, and split that one",
+        )
     for idle, what, wants in (
         (config.rest and config.ratio == 1, "rest", "ratio"),
         (config.by and config.ratio == 1, "by", "ratio"),
