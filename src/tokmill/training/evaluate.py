@@ -97,7 +97,7 @@ class Breakdown:
         self.unigram, self.groups, self.predicted = unigram, groups, predicted
         self.tokens = self.right = 0
         self.columns: dict[str, Array] = {}
-        """Column → loss, loss of the baseline, right predictions."""
+        """Column → loss, loss of the baseline, right predictions, targets."""
         self.by = np.zeros((0, 3))
         """For each group: tokens, loss, loss of the baseline."""
 
@@ -111,19 +111,21 @@ class Breakdown:
     def add(self, targets: Mapping[str, Array], scores: Mapping[str, Scores]) -> None:
         if not scores:
             return
-        learned = targets[next(iter(scores))] >= 0
+        # A column may have no target where another one has: an unknown token.
+        learned = np.any([targets[name] >= 0 for name in scores], axis=0)
         total, baseline = np.zeros((2, np.count_nonzero(learned)))
         right = np.ones(len(total), bool)
         for name, score in scores.items():
             loss = score.loss.double().cpu().numpy()[learned]
             hits = score.right.cpu().numpy()[learned]
-            baseline_loss = np.zeros(len(loss))
+            here = targets[name][learned]
+            known, baseline_loss = here >= 0, np.zeros(len(loss))
             if self.unigram:
-                here = targets[name][learned]
-                baseline_loss = np.where(here >= 0, self.unigram[name][here], 0)
-            sums = self.columns.setdefault(name, np.zeros(3))
-            sums += loss.sum(), baseline_loss.sum(), np.count_nonzero(hits)
-            total, baseline, right = total + loss, baseline + baseline_loss, right & hits
+                baseline_loss = np.where(known, self.unigram[name][here], 0)
+            sums = self.columns.setdefault(name, np.zeros(4))
+            sums += loss.sum(), baseline_loss.sum(), hits.sum(), known.sum()
+            total, baseline = total + loss, baseline + baseline_loss
+            right &= hits | ~known
         self.tokens += len(total)
         self.right += int(np.count_nonzero(right))
         group = targets[GROUP][learned]
@@ -143,7 +145,7 @@ class Breakdown:
                 name: {
                     **self._losses(sums[:2], self.tokens),
                     "perplexity": perplexity(sums[0] / max(1, self.tokens)),
-                    "accuracy": float(sums[2] / max(1, self.tokens)),
+                    "accuracy": float(sums[2] / max(1, sums[3])),
                 }
                 for name, sums in self.columns.items()
             },

@@ -17,12 +17,13 @@ from making import write_store
 from tokmill.base.errors import TokmillError, UsageError
 from tokmill.inference.embed import embed_store
 from tokmill.models.model import Tensors
+from tokmill.models.transformers.layers import Scores
 from tokmill.store.schema import Column, Schema
 from tokmill.store.shards.shard import Shard
 from tokmill.store.store import Store
 from tokmill.store.vocab import Vocabulary
 from tokmill.tasks.next_token import NextToken
-from tokmill.training.evaluate import evaluate
+from tokmill.training.evaluate import GROUP, Breakdown, evaluate
 from tokmill.training.runs.run import load_task
 from toy import recipe
 
@@ -148,6 +149,25 @@ def test_it_is_what_loops_over_the_records_find(
         assert mine["loss"] == pytest.approx(found[f"loss_{name}"], rel=1e-6)
         assert mine["perplexity"] == pytest.approx(math.exp(lost), rel=1e-5)
         assert mine["accuracy"] == pytest.approx(np.mean([h[name][1] for h in hits.values()]))
+
+
+def test_a_column_without_a_target_where_another_has_one() -> None:
+    targets = {
+        "a": np.array([[-1, 2, 3]]),
+        "b": np.array([[1, -1, 4]]),
+        GROUP: np.zeros((1, 3), np.int64),
+    }
+    right = {"a": [False, True, False], "b": [True, False, True]}
+    losses = {"a": [0.0, 1.0, 2.0], "b": [4.0, 0.0, 8.0]}
+    breakdown = Breakdown({}, predicted="hidden_token")
+    breakdown.add(
+        targets,
+        {name: Scores(torch.tensor([losses[name]]), torch.tensor([right[name]])) for name in right},
+    )
+    found = breakdown.report()
+    assert found["hidden_token"] == {"loss": 5.0, "unigram": None, "accuracy": 2 / 3}
+    assert found["columns"]["a"]["loss"] == 1.0 and found["columns"]["b"]["loss"] == 4.0
+    assert found["columns"]["a"]["accuracy"] == 0.5 and found["columns"]["b"]["accuracy"] == 1.0
 
 
 def test_without_the_training_store_there_is_no_baseline(
