@@ -41,6 +41,20 @@ def test_bic_is_that_of_its_definition() -> None:
     )
 
 
+@pytest.mark.parametrize("count", [10, clusters.MOST, clusters.MOST + 1])
+def test_not_every_interval_of_a_short_program_is_a_cluster(count: int) -> None:
+    random = np.random.default_rng(1)
+    points = random.normal(size=(count, 3)) + 100 * (np.arange(count) % 2)[:, None]
+    assert len(clusters.find_clusters(points, np.ones(count))) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_or_two_intervals_are_one_cluster_unless_more_are_asked_for(count: int) -> None:
+    points = np.arange(float(count))[:, None]
+    assert len(clusters.find_clusters(points, np.ones(count))) == 1
+    assert len(clusters.find_clusters(points, np.ones(count), exactly=5)) == count
+
+
 def test_weights_pull_the_centres() -> None:
     points = np.asarray([[0.0], [1.0], [10.0], [11.0]])
     weights = np.asarray([1.0, 3.0, 1.0, 1.0])

@@ -165,7 +165,9 @@ def find_clusters(
         few = np.sort(np.random.default_rng(seed).permutation(few)[:SEARCHED])
     part, of_part = points[few], weights[few]
     scores, clusterings = {}, {}
-    most = min(exactly or most, different(part, exactly or most))
+    # With a cluster for each interval there is no variance, which a BIC needs.
+    most = exactly or min(most, max(1, len(part) - 1))
+    most = min(most, different(part, most))
     for k in [most] if exactly else range(1, most + 1):
         clusterings[k] = k_means(part, of_part, k, seed=seed)
         scores[k] = bic(part, of_part, *clusterings[k])
