@@ -12,7 +12,7 @@ from tokmill.mlir import measure
 from tokmill.mlir.iree import compiler, executor
 from tokmill.mlir.loops import execute
 from tokmill.mlir.loops import schedule as actions
-from tokmill.mlir.measure import Measurements, Settings
+from tokmill.mlir.measure import Measurements, Result, Settings
 from tokmill.mlir.modules import problem
 from tokmill.mlir.space import LOOPS, IreeDefault, Space
 
@@ -44,6 +44,15 @@ def request_of(given: problem.Problem, schedule: str) -> dict[str, Any]:
         "length": given.length,
         "most_seconds": 9.0,
     }
+
+
+def test_no_schedule_gains_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lucky = Result(status="ok", nanoseconds=1e6, baseline=1.9e6, noise=0.1)
+    monkeypatch.setattr(Measurements, "_measure", lambda self, problem, schedule: lucky)
+    for _ in ("measured", "of the cache"):
+        with Measurements(QUICK, tmp_path / "cache") as child:
+            assert child(RELU, ()).gain == 1.0 and measure.reward(child(RELU, ())) == 0.0
+            assert child(RELU, TILED).gain == 1.9
 
 
 def test_what_is_measured_again_is_measured_in_another_process(
