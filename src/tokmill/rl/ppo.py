@@ -34,8 +34,7 @@ def advantages(
 
 def normalised(values: Array) -> Array:
     """Return values with mean 0 and variance 1; with one value, 0."""
-    spread = values.std()
-    return (values - values.mean()) / (spread + 1e-8)
+    return (values - values.mean()) / (values.std() + 1e-8)
 
 
 class Losses(NamedTuple):

@@ -82,8 +82,7 @@ def population(
     filled = np.flatnonzero(weights > 0)
     rates = rates_of(memory)
     rates = None if rates is None else rates[filled]
-    wide = dimensions or simpoint.DIMENSIONS
-    features = simpoint.features(vectors[filled], ids, wide, rates)
+    features = simpoint.features(vectors[filled], ids, dimensions or simpoint.DIMENSIONS, rates)
     return Population(filled, weights[filled] / weights.sum(), features)
 
 

@@ -54,12 +54,11 @@ def shared_points(
 ) -> Shared:
     """Choose points for all programs together, and compare with points for each alone."""
     shares = executions.shares()
-    number = len(executions.names)
     labels, points = cluster_intervals(executions, signatures, count, seed)
     weights = weights_of(executions, labels, len(points))
     truths = np.bincount(executions.program, shares * executions.cpi)
     rows, alone = [], 0.0
-    for program in range(number):
+    for program, name in enumerate(executions.names):
         inside = executions.program == program
         truth = float(truths[program])
         other_truths = np.delete(truths, program)
@@ -69,7 +68,7 @@ def shared_points(
         alone += float(executions.instructions[inside][own.intervals].sum())
         rows.append(
             Row(
-                executions.names[program],
+                name,
                 int(inside.sum()),
                 truth,
                 float(weights[program] @ executions.cpi[points]) / truth - 1,
@@ -80,8 +79,8 @@ def shared_points(
         )
         advance(1)
     everything = float(executions.instructions.sum())
-    simulated = float(executions.instructions[points].sum())
-    return Shared(points, weights, rows, everything / simulated, everything / alone)
+    speed_up = everything / float(executions.instructions[points].sum())
+    return Shared(points, weights, rows, speed_up, everything / alone)
 
 
 def cluster_intervals(
@@ -118,10 +117,9 @@ def _from_other_programs(
 def _alone(executions: Executions, inside: Any, count: int) -> simpoint.SimPoints:
     vectors = executions.vectors[inside]
     rates = executions.rates[inside] if executions.rates.shape[1] else None
-    ids = np.arange(vectors.shape[1])
     return simpoint.simpoints(
         vectors,
-        ids,
+        np.arange(vectors.shape[1]),
         memory=rates,
         dimensions=simpoint.DIMENSIONS,
         exactly=min(count, vectors.shape[0]),

@@ -86,8 +86,7 @@ def evaluate(
         inputs = [*(modules or []), *filter(None, folders)]
         check_best(out, len(problems), inputs, {"--cache": cache})
         make_folder(out)
-    settings = settings_of(config.task)
-    settings = replace(settings, runs=runs or settings.runs)
+    settings = replace(own := settings_of(config.task), runs=runs or own.runs)
     count = (1 + samples) * len(problems)
     with (
         continuing(cache),

@@ -77,8 +77,7 @@ def tune(
     result is compared with that of IREE's default. Small gains are not recommended. An ONNX
     model is timed under onnxruntime and OpenVINO too, if they are installed.
     """
-    seconds = parse_seconds(max_time)
-    until = time.monotonic() + seconds
+    until = time.monotonic() + (seconds := parse_seconds(max_time))
     if out.name in ("", "..") or out.is_dir():
         raise UsageError("-o names no file but a folder", where=str(out), hint="-o model")
     module, weights = (out.with_name(f"{out.name}.model.{end}") for end in ("mlir", "irpa"))
