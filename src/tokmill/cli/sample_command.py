@@ -18,7 +18,9 @@ Ids = Annotated[
     str,
     typer.Option(metavar="1,2,3", help="Ids to continue instead of text; prints ids."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON Lines: an object a continuation.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON Lines: one object per continuation.")
+]
 
 
 def _sample(
