@@ -44,7 +44,7 @@ if [ "$(uname -m)" = x86_64 ]; then
     done
     run tokmill build x86 "$@" -o "$demo/x86/functions"
 
-    step 7 "Some programs are held out; of their functions those are left out that others have too."
+    step 7 "Some programs are held out, without the functions that training programs contain too."
     run tokmill build select "$demo/x86/functions" --by program --ratio 0.85 -o "$demo/x86/train"
     run tokmill build select "$demo/x86/functions" --by program --ratio 0.85 --rest \
         --not-in "$demo/x86/train" -o "$demo/x86/val"
